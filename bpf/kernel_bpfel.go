@@ -137,12 +137,14 @@ type kernelFragmentKey struct {
 }
 
 type kernelHotBucket struct {
-	_       structs.HostLayout
-	Value   uint64
-	Current uint64
-	Copy    [2]kernelHotShare
-	Hash    uint64
-	Pad     [3]uint64
+	_        structs.HostLayout
+	Value    uint64
+	Current  uint64
+	Copy     [2]kernelHotShare
+	Hash     uint64
+	Used     uint64
+	Reported uint64
+	ShortAt  uint64
 }
 
 type kernelHotLine struct {
@@ -531,6 +533,18 @@ type kernelSharedClock struct {
 	Stretch uint64
 }
 
+type kernelShortKey struct {
+	_        structs.HostLayout
+	At       uint64
+	Source   [4]uint32
+	Asn      uint32
+	Limit    uint32
+	Port     uint16
+	AttachId uint8
+	NewConns uint8
+	Pad      uint32
+}
+
 type kernelSlotBits uint32
 
 const (
@@ -639,6 +653,7 @@ const (
 	kernelMapSamples            = "samples"
 	kernelMapScratches          = "scratches"
 	kernelMapSharedClocks       = "shared_clocks"
+	kernelMapShortKeys          = "short_keys"
 	kernelMapStaging            = "staging"
 	kernelMapSweepQueue         = "sweep_queue"
 	kernelMapSweepers           = "sweepers"
@@ -753,6 +768,7 @@ type kernelMapSpecs struct {
 	Samples       *ebpf.MapSpec `ebpf:"samples"`
 	Scratches     *ebpf.MapSpec `ebpf:"scratches"`
 	SharedClocks  *ebpf.MapSpec `ebpf:"shared_clocks"`
+	ShortKeys     *ebpf.MapSpec `ebpf:"short_keys"`
 	Staging       *ebpf.MapSpec `ebpf:"staging"`
 	SweepQueue    *ebpf.MapSpec `ebpf:"sweep_queue"`
 	Sweepers      *ebpf.MapSpec `ebpf:"sweepers"`
@@ -835,6 +851,7 @@ type kernelMaps struct {
 	Samples       *ebpf.Map `ebpf:"samples"`
 	Scratches     *ebpf.Map `ebpf:"scratches"`
 	SharedClocks  *ebpf.Map `ebpf:"shared_clocks"`
+	ShortKeys     *ebpf.Map `ebpf:"short_keys"`
 	Staging       *ebpf.Map `ebpf:"staging"`
 	SweepQueue    *ebpf.Map `ebpf:"sweep_queue"`
 	Sweepers      *ebpf.Map `ebpf:"sweepers"`
@@ -874,6 +891,7 @@ func (m *kernelMaps) Close() error {
 		m.Samples,
 		m.Scratches,
 		m.SharedClocks,
+		m.ShortKeys,
 		m.Staging,
 		m.SweepQueue,
 		m.Sweepers,

@@ -129,6 +129,7 @@ type sharedMeter struct {
 	rate     [2]uint64 // a unit costs the first shifted by the second
 	burst    uint64
 	maxDelay uint64 // for which packets are queued under it
+	hold     uint64 // for which they may be in addition, as they are charged on arrival
 }
 
 // shareChange is a change of what the programs may use.
@@ -139,6 +140,9 @@ type shareChange struct {
 	reset bool                // all are cold but those in hot
 
 	meters map[uint64]sharedMeter // by number
+
+	// settled is set to when all has left that was enqueued under more parts, by tag.
+	settled map[uint64]uint64
 }
 
 // hotParts are the parts of a hot bucket, and the hash of its meter and key.
@@ -148,7 +152,8 @@ type hotParts struct{ parts, hash uint64 }
 // what it could before or what it can after, until it returns. It returns the number of hot buckets for
 // which there is no room: all cold ones have no more than these.
 func (k *kernel) setShares(c *shareChange, now leaky.Time, boot uint64) (lacking int) {
-	u := shareUpdate{kernel: k, meters: c.meters, was: k.lease(), next: c.lease, now: now, boot: boot}
+	c.settled = map[uint64]uint64{}
+	u := shareUpdate{kernel: k, meters: c.meters, settled: c.settled, was: k.lease(), next: c.lease, now: now, boot: boot}
 	if u.was.Cold.From == 0 { // the first: late enough that a credit is not before 0
 		u.was.Cold = kernelShare{From: boot, Vtime: boot}
 	}
@@ -197,6 +202,7 @@ func (k *kernel) setShares(c *shareChange, now leaky.Time, boot uint64) (lacking
 type shareUpdate struct {
 	*kernel
 	meters    map[uint64]sharedMeter
+	settled   map[uint64]uint64
 	was, next kernelLease
 	cold      kernelShare // of was, at boot
 	now       leaky.Time
@@ -221,19 +227,30 @@ func (u *shareUpdate) give(tag uint64, h hotParts) bool {
 	b := &u.hotBuckets[i]
 	was := b.share()
 	sh, floor := u.was.advance(was.Share, was.Floor, m.burst, u.boot)
-	u.set(b, was.Share, sh, floor, was.NotBefore, h.parts, m)
+	u.set(b, tag, was.Share, sh, floor, was.NotBefore, h.parts, m)
 	return true
 }
 
 // set gives parts to a hot bucket that had the share was, which is sh by now.
-func (u *shareUpdate) set(b *kernelHotBucket, was, sh kernelShare, floor, notBefore, parts uint64, m sharedMeter) {
-	if value := atomic.LoadUint64(&b.Value); sh.Parts > 0 && value > sh.Vtime {
-		notBefore = max(notBefore, min(u.was.when(was, value, u.boot), u.boot+m.maxDelay))
+func (u *shareUpdate) set(b *kernelHotBucket, tag uint64, was, sh kernelShare, floor, notBefore, parts uint64, m sharedMeter) {
+	last := u.lastDeparture(was, sh, atomic.LoadUint64(&b.Value), m)
+	if u.next.partsAt(parts, u.boot) < sh.Parts {
+		u.settled[tag] = last + m.hold
 	}
+	notBefore = max(notBefore, last)
 	b.setShare(&kernelHotShare{
 		Share: kernelShare{From: u.boot, Vtime: sh.Vtime, Parts: parts},
 		Floor: u.grow(sh, floor, parts, m.burst), NotBefore: notBefore,
 	})
+}
+
+// lastDeparture returns when all has left that was charged to a bucket of a value, with the share was,
+// which is sh by now.
+func (u *shareUpdate) lastDeparture(was, sh kernelShare, value uint64, m sharedMeter) uint64 {
+	if sh.Parts == 0 || value <= sh.Vtime {
+		return u.boot
+	}
+	return min(u.was.when(was, value, u.boot), u.boot+m.maxDelay)
 }
 
 // heat makes a bucket hot.
@@ -244,10 +261,10 @@ func (u *shareUpdate) heat(tag uint64, h hotParts, m sharedMeter) bool {
 		}
 		b := &u.hotBuckets[i]
 		value := u.coldValue(tag, h.hash)
-		b.Hash = h.hash
+		b.Hash, b.Reported, b.ShortAt = h.hash, b.Used, 0
 		atomic.StoreUint64(&b.Value, value)
 		_, floor := u.was.advance(u.was.Cold, u.coldFloors[meterOf(tag)-1], m.burst, u.boot)
-		u.set(b, u.was.Cold, u.cold, floor, 0, h.parts, m)
+		u.set(b, tag, u.was.Cold, u.cold, floor, 0, h.parts, m)
 		atomic.StoreUint64(u.hotTag(i), tag)
 		atomic.AddUint64(&b.Value, sub(u.coldValue(tag, h.hash), value)) // charged meanwhile
 		return true
@@ -262,6 +279,9 @@ func (u *shareUpdate) cool(i int) {
 	sh, floor := u.was.advance(was.Share, was.Floor, m.burst, u.boot)
 	floor = max(floor, sub(sh.Vtime, shareScale(m.burst, sh.Parts)))
 	value := max(atomic.LoadUint64(&b.Value), floor)
+	if u.next.partsAt(u.next.Cold.Parts, u.boot) < sh.Parts {
+		u.settled[tag] = u.lastDeparture(was.Share, sh, value, m) + m.hold
+	}
 	to := u.lookupOrInsert(tag&^tagHash, b.Hash, u.now, u.cold.Vtime)
 	if to != nil { // otherwise the table is full
 		atomic.StoreUint64(to, sub(u.cold.Vtime+value, sh.Vtime))
@@ -312,4 +332,27 @@ func (k *kernel) sharedBacklog(m *kernelMeter, hash, boot uint64) (backlog, wait
 	burst := shareScale(m.Burst, sh.Parts)
 	value = max(value, floor, sub(sh.Vtime, burst))
 	return leaky.Time(sub(value+burst, sh.Vtime)), leaky.Time(l.when(share, value, boot) - boot)
+}
+
+// lastSharedDeparture returns when all packets have left that wait under shared limits, not before boot.
+func (k *kernel) lastSharedDeparture(boot uint64) uint64 {
+	l, last := k.lease(), boot
+	add := func(sh kernelShare, value uint64) {
+		if when := l.when(sh, value, boot); when != uint64(leaky.Never) {
+			last = max(last, when)
+		}
+	}
+	for i := range k.buckets {
+		for j, tag := range &k.buckets[i].Tag {
+			if tag&sharedTag != 0 {
+				add(l.Cold, atomic.LoadUint64(&k.buckets[i].DrainedAt[j]))
+			}
+		}
+	}
+	for i := range k.hotBuckets {
+		if b := &k.hotBuckets[i]; *k.hotTag(i) != 0 {
+			add(b.share().Share, atomic.LoadUint64(&b.Value))
+		}
+	}
+	return last
 }

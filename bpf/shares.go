@@ -3,6 +3,12 @@
 package bpf
 
 import (
+	"iter"
+	"maps"
+	"slices"
+	"time"
+
+	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -11,6 +17,10 @@ type sharing struct {
 	given  map[shaper.Key]uint32  // parts of hot buckets
 	limits map[uint32]sharedLimit // those of the policy, by the ID of their states
 	meters map[uint64]sharedMeter // of these limits, by number
+
+	settled    map[shaper.Key]uint64 // when all has left that was enqueued under more parts
+	reportedAt uint64                // the last call of Demands
+	told       bool                  // by this daemon
 }
 
 // sharedLimit is a shared limit as the programs have it.
@@ -23,14 +33,27 @@ type sharedLimit struct {
 // SetShares changes what packets may use of shared limits. When it returns, no packet passes any more
 // that needs more than that. Packets that were enqueued before leave when they would have left. Before
 // the first call that any daemon has made with these maps no packet passes that is under a shared limit.
+// The first call of this one returns when those have left that were enqueued before it, as no daemon knows
+// of them.
 func (p *Plane) SetShares(s shaper.Shares) {
+	time.Sleep(p.tellShares(&s).Duration())
+}
+
+// tellShares does what SetShares does, and returns how long that is to wait.
+func (p *Plane) tellShares(s *shaper.Shares) (wait leaky.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.kernel == nil {
-		return
+		return 0
+	}
+	if !p.sharing.told {
+		boot := uint64(boottime())
+		wait = min(leaky.Time(p.kernel.lastSharedDeparture(boot)-boot), maxSettling)
+		p.sharing.told = true
 	}
 	sg := &p.sharing
 	c := shareChange{lease: p.kernelLease(&s.Lease), hot: map[uint64]hotParts{}, reset: s.Reset, meters: sg.meters}
+	given := sg.given
 	if s.Reset {
 		sg.given = map[shaper.Key]uint32{}
 	}
@@ -47,6 +70,26 @@ func (p *Plane) SetShares(s shaper.Shares) {
 		}
 	}
 	p.setShares(&c)
+	if len(c.settled) > 0 {
+		p.settle(&c, maps.Keys(given), maps.Keys(sg.given), slices.Values(s.Cold))
+	}
+	return wait
+}
+
+// maxSettling bounds how long the first call of SetShares waits.
+const maxSettling = 5 * leaky.Second
+
+// settle records when the buckets of keys settle.
+func (p *Plane) settle(c *shareChange, keys ...iter.Seq[shaper.Key]) {
+	for _, seq := range keys {
+		for k := range seq {
+			for tag := range p.tagsOf(k) {
+				if until := c.settled[tag]; until > p.sharing.settled[k] {
+					p.sharing.settled[k] = until
+				}
+			}
+		}
+	}
 }
 
 func (p *Plane) setShares(c *shareChange) {
@@ -104,6 +147,8 @@ func (p *Plane) followPolicy(policy *shaper.Policy, n numbers) {
 			m := sharedMeter{rate: [2]uint64{k.Meter[j].Rate.Mult, k.Meter[j].Rate.Shift}, burst: k.Meter[j].Burst, maxDelay: k.MaxDelay}
 			if j == int(meterNew) {
 				m.maxDelay = k.QueueTimeout
+			} else if policy.ChargedOnArrival()&(1<<i) != 0 {
+				m.hold = k.LongestDelay
 			}
 			number := meterOf(k.Meter[j].Tag)
 			if sg.meters[number] = m; before[number] != m {

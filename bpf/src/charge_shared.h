@@ -52,8 +52,10 @@ __noinline __u64 charge_shared_bucket(__u32 index, __u64 tag, __u64 cost, __u64 
 	struct hot_bucket *b = bpf_map_lookup_elem(&hot_buckets, &hot);
 	__u64 before, *bucket;
 
-	if (b)
+	if (b) {
+		__sync_fetch_and_add(&b->used, cost);
 		return bucket_charge(&b->value, cost, at);
+	}
 	bucket = bucket_for(index, tag);
 	if (!bucket)
 		return NO_BUCKET;
@@ -72,6 +74,7 @@ __noinline int refund_shared_bucket(__u32 index, __u64 tag, __u64 cost)
 	__u64 *bucket;
 
 	if (b) {
+		__sync_fetch_and_sub(&b->used, cost);
 		bucket_refund(&b->value, cost);
 		return 0;
 	}

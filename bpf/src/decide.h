@@ -17,6 +17,7 @@
 
 #include "admit.h"
 #include "classify.h"
+#include "demand.h"
 #include "queue.h"
 
 /* Raises the packet's departure to depart, for a limit that could have let it leave at ready. */
@@ -334,6 +335,8 @@ static __always_inline void decide(const struct policy *p, struct scratch *s, __
 		d->verdict = VERDICT_DELAY;
 		if (d->reason == REASON_RATE)
 			count_delay(p, s, d->depart - s->now);
+		if (decided_by_shared(p, s))
+			note_demand(p, s);
 	}
 	if (must_queue(s))
 		enqueue(p, s);
@@ -344,4 +347,6 @@ refused:
 	if (nc->is_new && !nc->observe)
 		cancel_slots(nc);
 	count_refused(p, s);
+	if (decided_by_shared(p, s))
+		note_demand(p, s);
 }

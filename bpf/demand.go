@@ -1,0 +1,120 @@
+// Owner: Plane.mu.
+
+package bpf
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// maxDemands is the maximum number of buckets in a report.
+const maxDemands = 10_000
+
+// Demands appends to all what packets have used of shared limits since the last call, and what they
+// needed: of buckets that are hot, and of cold ones that refused packets, or delayed them for 5 ms. Of a
+// hot bucket that it leaves out, nothing has left and nothing is needed. A cold one is taken to have used
+// its parts. It returns the 10,000 heaviest at most, as the proxy plane does.
+func (p *Plane) Demands(all []shaper.Demand) []shaper.Demand {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sg, own := &p.sharing, len(all)
+	if p.kernel == nil || len(sg.limits) == 0 {
+		return all
+	}
+	boot := uint64(boottime())
+	for k := range sg.given {
+		d := shaper.Demand{Key: k, Unsettled: boot < sg.settled[k]}
+		for tag := range p.tagsOf(k) {
+			if i := p.kernel.findHot(tag); i >= 0 {
+				p.kernel.hotBuckets[i].report(&d, sg.reportedAt)
+			}
+		}
+		if d.Used > 0 || d.Waiting > 0 || d.Unsettled {
+			all = append(all, d)
+		}
+	}
+	for k, until := range sg.settled {
+		if _, hot := sg.given[k]; !hot && boot < until {
+			all = append(all, shaper.Demand{Key: k, Unsettled: true})
+		} else if boot >= until {
+			delete(sg.settled, k)
+		}
+	}
+	all, err := p.coldDemands(all, boot)
+	p.report("demands", err)
+	sg.reportedAt = boot
+	slices.SortFunc(all[own:], func(a, b shaper.Demand) int {
+		return cmp.Or(min(b.Waiting, 1)-min(a.Waiting, 1), cmp.Compare(b.Used, a.Used))
+	})
+	return all[:min(len(all), own+maxDemands)]
+}
+
+// report adds to d what was charged to b since the last report, and whether it was short.
+func (b *kernelHotBucket) report(d *shaper.Demand, last uint64) {
+	used := atomic.LoadUint64(&b.Used)
+	if more := int64(used - b.Reported); more > 0 { // less than 0 after a refund
+		d.Used, b.Reported = max(d.Used, leaky.Time(more)), used
+	}
+	if atomic.LoadUint64(&b.ShortAt) >= last {
+		d.Waiting = 1
+	}
+}
+
+// coldDemands appends the cold buckets that were short.
+func (p *Plane) coldDemands(all []shaper.Demand, boot uint64) ([]shaper.Demand, error) {
+	sg, l := &p.sharing, p.kernel.lease()
+	used := leaky.Time(shareScale(boot-sg.reportedAt, l.partsAt(l.Cold.Parts, boot)))
+	var (
+		cursor ebpf.MapBatchCursor
+		tags   [512]uint64
+		shorts [len(tags)]kernelShortKey
+	)
+	for {
+		n, err := p.kernel.ShortKeys.BatchLookupAndDelete(&cursor, tags[:], shorts[:], nil)
+		for i := range shorts[:n] {
+			k, ok := p.shortKey(&shorts[i])
+			if _, hot := sg.given[k]; ok && !hot {
+				all = append(all, shaper.Demand{Key: k, Used: used, Waiting: 1})
+			}
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return all, nil
+		}
+		if err != nil {
+			return all, fmt.Errorf("read %s: %w", kernelMapShortKeys, err)
+		}
+	}
+}
+
+// shortKey returns the key of a bucket that was short, unless its limit has gone.
+func (p *Plane) shortKey(s *kernelShortKey) (k shaper.Key, ok bool) {
+	for i := range p.policy.Shared().All {
+		if n, ok := p.numbers.limits[p.policy.Limit(i).Name]; !ok || n != s.Limit {
+			continue
+		}
+		var source [16]byte
+		for j, word := range s.Source {
+			binary.BigEndian.PutUint32(source[4*j:], word)
+		}
+		f := shaper.Flow{Source: netip.AddrFrom16(source).Unmap(), Port: s.Port}
+		for name, number := range p.numbers.attachments {
+			if number == uint32(s.AttachId) {
+				f.Origin = p.policy.AttachmentIndex(name)
+			}
+		}
+		k = p.policy.Key(i, &f, shaper.Route{ASN: s.Asn})
+		k.Limit += uint32(s.NewConns)
+		return k, true
+	}
+	return k, false
+}

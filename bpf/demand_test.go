@@ -1,0 +1,104 @@
+package bpf
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// TestDemands reports what datagrams of two sources have used and what they needed, while the share of one of
+// them changes.
+func TestDemands(t *testing.T) {
+	w, p := newWire(t, "demand"), openPlane(t)
+	l := shaper.Limit{
+		Name: "per-source", Match: shaper.Match{Attach: []string{"here"}}, Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
+		Packets: perSecond(1000), BurstPackets: 50, Shared: true,
+	}
+	p.apply([]shaper.Limit{l}, shaper.Attachment{Name: "here", Interfaces: []string{"demand0"}, Mode: shaper.AttachPolice})
+	id := p.policy.State(0).ID
+	key := func(source byte) shaper.Key {
+		return shaper.Key{Limit: id, Source: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: source}}
+	}
+	set := func(cold uint32, given ...shaper.KeyParts) {
+		end := p.clock.Boot() + leaky.FromDuration(time.Hour)
+		p.SetShares(shaper.Shares{Lease: shaper.Lease{End: end, AloneAt: end, Cold: cold}, Given: given, Reset: true})
+		time.Sleep(30 * time.Millisecond) // a credit of 30 packets at the whole rate
+		p.Demands(nil)
+	}
+	want := func(what string, want ...shaper.Demand) {
+		t.Helper()
+		got := p.Demands(nil)
+		for i := range got {
+			got[i].Used = got[i].Used / leaky.FromDuration(time.Millisecond) * leaky.FromDuration(time.Millisecond)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: %s", what, diff)
+		}
+	}
+	const ms = leaky.Second / 1000 // the cost of a packet
+	set(shaper.Whole)
+	w.want(p, 1, 10, 10)
+	want("cold, within its parts")
+	set(shaper.Whole, shaper.KeyParts{Key: key(1), Parts: shaper.Whole})
+	w.want(p, 1, 10, 10)
+	w.want(p, 2, 10, 10)
+	want("hot, within its parts", shaper.Demand{Key: key(1), Used: 10 * ms})
+	want("hot and idle")
+	set(0, shaper.KeyParts{Key: key(1), Parts: shaper.Whole / 2})
+	w.want(p, 2, 10, 0)
+	w.send(1, 200)
+	got := p.Demands(nil)
+	if len(got) != 2 || got[0].Key != key(1) || got[0].Waiting != 1 || got[0].Used < 10*ms || got[0].Used >= 200*ms ||
+		got[1] != (shaper.Demand{Key: key(2), Waiting: 1}) {
+		t.Errorf("both short: %+v", got)
+	}
+	want("nobody sends")
+}
+
+// TestDemands_Unsettled takes parts of a bucket whose packets wait in a queue: it is settled when the last one
+// of them has left.
+func TestDemands_Unsettled(t *testing.T) {
+	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1})
+	l := shaper.Limit{Name: "all", Match: shaper.Match{Attach: []string{"here"}}, Packets: perSecond(1000), MaxDelay: time.Second, Shared: true}
+	b.loadLimits(t, []shaper.Limit{l}, nil)
+	tag := meterNumber(0, int(meterPackets))<<tagMeterShift | neverEvicted | sharedTag
+	m := kernelMeter{Tag: tag}
+	for i := range m.Hash {
+		m.Hash[i] = b.Hashes[keyWords-1][i] * meterOf(tag)
+	}
+	hash := join(&m, [2]uint64{})
+	tag |= hash & tagHash
+	change := func(at time.Duration, parts uint64) (settled leaky.Time) {
+		boot := uint64(leaky.FromDuration(at))
+		c := shareChange{
+			lease: kernelLease{End: boot + 1<<50, AloneAt: boot + 1<<50}, hot: map[uint64]hotParts{tag: {parts, hash}},
+			meters: map[uint64]sharedMeter{meterOf(tag): {maxDelay: uint64(leaky.Second)}},
+		}
+		b.kernel.setShares(&c, leaky.Time(boot), boot)
+		return leaky.Time(c.settled[tag])
+	}
+	change(time.Hour, shaper.Whole/2)
+	var last uint64
+	for range 50 {
+		if _, d, _ := b.run(t, &sample{data: datagram(1)}, uint64(time.Hour+time.Second), (*bench).tc); d.Verdict != uint32(shaper.Refuse) {
+			last = d.Depart
+		}
+	}
+	if want := leaky.FromDuration(time.Hour + time.Second + 98*time.Millisecond); leaky.Time(last) < want-1000 || leaky.Time(last) > want+1000 {
+		t.Fatalf("the last packet leaves at %d, want %d", last, want)
+	}
+	settled := change(time.Hour+time.Second+10*time.Millisecond, shaper.Whole/4)
+	if late := settled.Sub(leaky.Time(last)); uint64(settled) < last || late > leaky.FromDuration(3*time.Millisecond) {
+		t.Errorf("settled %v after the last packet", late.Duration())
+	}
+	if settled := change(time.Hour+time.Second+20*time.Millisecond, shaper.Whole); settled != 0 {
+		t.Errorf("settled at %d with more parts", settled)
+	}
+	if _, d, _ := b.run(t, &sample{data: datagram(1)}, uint64(time.Hour+time.Second+20*time.Millisecond), (*bench).tc); d.Depart <= last {
+		t.Error("with more parts a packet overtakes those that wait")
+	}
+}
