@@ -7,17 +7,19 @@ for _, o in pairs(members) do
 end
 
 -- Removes what is void, and returns where what the caller has begins, if it has something.
-local function purge(b, slots)
+local function purge(key, b, slots)
   local to, mine = FIRST, nil
   for i = FIRST, #b, SIZE do
     if alive[b[i]] or slots and present[b[i]] then
-      if not alive[b[i]] then b[i + 2] = min(b[i + 2], b[i + 1]) end -- it cannot take more
+      if not alive[b[i]] and b[i + 2] > b[i + 1] then
+        b[i + 2], dirty[key] = b[i + 1], true -- it cannot take more
+      end
       if b[i] == m[OF] then mine = to end
       for k = 0, SIZE - 1 do b[to + k] = b[i + k] end
       to = to + SIZE
     end
   end
-  for i = #b, to, -1 do b[i] = nil end
+  for i = #b, to, -1 do b[i], dirty[key] = nil, true end
   return mine
 end
 

@@ -49,7 +49,7 @@ local function item(key, has, want, weight, every, burst)
     b = { s[VERSION], now, 0 }
     buckets[key] = b
   end
-  local mine = purge(b, slots)
+  local mine = purge(key, b, slots)
   if not mine then
     mine = #b + 1
     b[mine], b[mine + 1], b[mine + 2], b[mine + 3], b[mine + 4] = m[OF], 0, 0, 0, 0
@@ -168,7 +168,7 @@ end
 local knownNow, allHaveTold, grants = knownByAll(''), allTold(), {}
 for _, key in ipairs(list) do
   local b, slots = bucket(key), isSlots(key)
-  local mine = b and purge(b, slots)
+  local mine = b and purge(key, b, slots)
   if mine then
     local lend = settled and b[1] <= knownNow
     if slots then lend = allHaveTold and b[1] <= m[SEEN] end
@@ -205,7 +205,7 @@ local sales = {}
 for _, a in ipairs(asked) do
   local key, b = a[1], bucket(a[1])
   if b and settled and b[1] <= knownNow and live(m) then
-    local n, offset, every = sell(key, b, purge(b), a[2], a[3])
+    local n, offset, every = sell(key, b, purge(key, b), a[2], a[3])
     if n > 0 then
       local k = #sales
       sales[k + 1], sales[k + 2], sales[k + 3], sales[k + 4] = key, n, offset, every
