@@ -77,6 +77,7 @@ func (w *world) fault() {
 		}
 		w.logf("clock of the ledger steps by %v", step.Duration())
 		s.clock.offset += step
+		w.passUnnoticed(step)
 	case 11:
 		w.logf("all are cut off for %v", long.Duration())
 		for _, m := range w.machines {

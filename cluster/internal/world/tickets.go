@@ -7,6 +7,7 @@ import "shaperd.dev/shaperd/cluster"
 type rate struct {
 	every, burst cluster.Time
 	left, meant  float64 // units
+	extra        float64 // units that steps of the clock have let leave
 	departed     int64   // by ticket, since countedAt
 	countedAt    cluster.Time
 }
@@ -30,9 +31,22 @@ func (w *world) flow(t cluster.Time) {
 	}
 }
 
+// passUnnoticed lets more units leave because of a step of the clock of a ledger which that does not notice: what it
+// has sold before leaves beside what it sells from now on.
+func (w *world) passUnnoticed(step cluster.Time) {
+	if step <= 0 || step > w.params.Step {
+		return
+	}
+	for _, r := range w.rates {
+		if r != nil {
+			r.extra += float64(min(step, w.params.Lease/4+r.burst)) / float64(r.every)
+		}
+	}
+}
+
 // most is the most that a bucket of r may hold. Each ledger has a bucket, and so may each host that is alone.
 func (w *world) most(r *rate) float64 {
-	return 1 + float64(len(w.servers))*(1+float64(r.burst)/float64(r.every))
+	return 1 + r.extra + float64(len(w.servers))*(1+float64(r.burst)/float64(r.every))
 }
 
 // sell has the ledger mean units to leave, if its epoch lasts.
