@@ -57,17 +57,19 @@ type SharedLimit struct {
 	NewConnections float64 `json:"new_connections"`
 	MaxConnections int     `json:"max_connections"`
 
-	HostConnections int            `json:"host_connections"` // of max_connections, those of this host
+	HostConnections int            `json:"host_connections"` // of max_connections, those that this host may use now, if no host needs more of the bucket
 	ColdShare       float64        `json:"cold_share"`       // of each bucket that no host needs more of
 	HotBuckets      int            `json:"hot_buckets"`      // of which a host needs more; at most 1,000 are counted
 	Buckets         []SharedBucket `json:"buckets"`          // the only ones, or those of the hot ones of which this host has most, at most 10
 }
 
-// SharedBucket is a bucket of a shared limit. Shares are fractions of the whole, from 0 to 1.
+// SharedBucket is a bucket of a shared limit. Shares are fractions of the whole, from 0 to 1: of the rates, or of
+// max_connections.
 type SharedBucket struct {
 	Name           string         `json:"name"`            // that all hosts have for it
 	Key            string         `json:"key"`             // as in Key: "all", "source 192.0.2.0/24"
 	NewConnections bool           `json:"new_connections"` // it limits new connections
+	Slots          bool           `json:"slots"`           // it limits connections in flight
 	Hot            bool           `json:"hot"`
 	Share          float64        `json:"share"` // that this host may use now
 	Want           float64        `json:"want"`  // that it would use; 0 if the bucket is cold
@@ -106,5 +108,5 @@ type SharedHost struct {
 // LimitShare is what this host may use now of each bucket of a limit that hosts share.
 type LimitShare struct {
 	Share       float64 `json:"share"`       // of its rates, from 0 to 1; with a key, of a bucket that no host needs more of
-	Connections int     `json:"connections"` // in flight
+	Connections int     `json:"connections"` // that may be in flight; with a key, of a bucket that no host needs more of
 }

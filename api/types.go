@@ -236,6 +236,7 @@ type Bucket struct {
 	NextDeparture  float64 `json:"next_departure_seconds"` // time until the next unit may leave
 	NextAdmission  float64 `json:"next_admission_seconds"` // time until a new connection would be admitted
 	InFlight       int     `json:"in_flight"`
+	Slots          int     `json:"slots,omitempty"` // connections that may be in flight at this host, if hosts share the limit
 	Waiting        int     `json:"waiting"`
 	Reserved       bool    `json:"reserved"` // the free slot, or the next admission, is reserved for a connection that also waits for other limits
 }

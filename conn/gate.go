@@ -110,7 +110,7 @@ func (a *admission) setCap(gt *gate) {
 	lending.attach(gt)
 	switch {
 	case gt.lent != nil:
-		gt.slots = lending.slotsOf(gt)
+		gt.slots = lending.slotsOf(gt.limit, gt.key)
 		lending.list(gt.lent)
 	case gt.limit.MaxConnections > 0:
 		gt.slots = gt.limit.MaxConnections

@@ -153,6 +153,10 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 	b.NextDeparture = share.Depart(&bucket, now).Sub(now).Duration()
 	b.BacklogBytes, b.BacklogPackets = bucket.Backlog(&share.Shape, now)
 	k.Limit++
+	l := policy.Limit(i)
+	if l.HasPool() {
+		b.Slots = p.loop.sharing.lending.slotsOf(l, k)
+	}
 	bucket, share = p.shaper.Peek(k, now)
 	if gt := p.admission.byKey[k]; gt != nil {
 		p.admission.refresh(gt)
@@ -161,7 +165,9 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 		bucket.Charge(&share.Shape, 0, uint64(gt.waiting), now)
 	}
 	b.NewParts = share.Parts
-	b.NextAdmission = share.Depart(&bucket, now).Sub(now).Duration()
+	if l.NewConnections.N > 0 {
+		b.NextAdmission = share.Depart(&bucket, now).Sub(now).Duration()
+	}
 	return b
 }
 

@@ -73,13 +73,13 @@ func (ld *lending) attach(gt *gate) {
 	}
 }
 
-// slotsOf returns how many connections may be in flight at gt, whose cap is shared.
-func (ld *lending) slotsOf(gt *gate) int {
-	parts, hot := ld.given[gt.key]
+// slotsOf returns how many connections may be in flight at the gate of key, whose cap l hosts share.
+func (ld *lending) slotsOf(l *shaper.Limit, key shaper.Key) int {
+	parts, hot := ld.given[key]
 	if !hot {
 		parts = ld.terms.SlotsCold
 	}
-	return ld.terms.Slots(gt.limit.MaxConnections, parts, 0)
+	return ld.terms.Slots(l.MaxConnections, parts, 0)
 }
 
 // setTerms takes in the lease as it is now.
@@ -105,7 +105,7 @@ func (ld *lending) update(gt *gate) {
 		return
 	}
 	_, gt.lent.hot = ld.given[gt.key]
-	if n := ld.slotsOf(gt); n != gt.slots {
+	if n := ld.slotsOf(gt.limit, gt.key); n != gt.slots {
 		gt.slots = n
 		ld.admission.freed = append(ld.admission.freed, gt)
 	}

@@ -3,6 +3,7 @@ package control
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"slices"
@@ -194,8 +195,14 @@ func (v *view) limitShares() map[string]*api.LimitShare {
 	shares := map[string]*api.LimitShare{}
 	for _, l := range v.Daemon.Shared().Limits {
 		share := &api.LimitShare{Share: l.ColdShare, Connections: l.HostConnections}
-		if l.Key == "all" && len(l.Buckets) > 0 {
-			share.Share = l.Buckets[0].Share
+		for _, b := range l.Buckets {
+			switch {
+			case l.Key != "all":
+			case b.Slots:
+				share.Connections = int(math.Round(b.Share * float64(l.MaxConnections)))
+			default:
+				share.Share = b.Share
+			}
 		}
 		shares[l.Limit] = share
 	}
@@ -242,7 +249,7 @@ func (v *view) keys(p *shaper.Policy, i int, sort topk.SortKey, n int) []api.Key
 func NewBucket(b shaper.BucketState) *api.Bucket {
 	return &api.Bucket{
 		BacklogBytes: b.BacklogBytes, BacklogPackets: b.BacklogPackets, QueuedBytes: b.QueuedBytes, Queued: b.Queued,
-		NextDeparture: b.NextDeparture.Seconds(), NextAdmission: b.NextAdmission.Seconds(), InFlight: b.InFlight, Waiting: b.Waiting, Reserved: b.Reserved,
+		NextDeparture: b.NextDeparture.Seconds(), NextAdmission: b.NextAdmission.Seconds(), InFlight: b.InFlight, Slots: b.Slots, Waiting: b.Waiting, Reserved: b.Reserved,
 	}
 }
 

@@ -398,6 +398,7 @@ func (m *Member) apply() {
 			given := &shares[plane].Given
 			if cluster.IsSlots(name) {
 				given = &shares[plane].Slots
+				m.slots.know(m.sampledAt, name)
 			}
 			*given = append(*given, shaper.KeyParts{Key: key, Parts: uint32(parts)})
 		}

@@ -16,7 +16,7 @@ type slotDemands struct {
 // slotDemand is what this host needs of one pool.
 type slotDemand struct {
 	shaper.Demand              // in the last sample; 0 if it was not in that
-	seenAt        cluster.Time // when it was last in a sample
+	seenAt        cluster.Time // when it was last in a sample, or became hot
 	told          int64        // that the host wants, and when
 	toldAt        cluster.Time
 	asked         bool // since connections began to wait
@@ -42,13 +42,20 @@ func (s *slotDemands) begin() {
 
 // add adds what a plane needs of a pool to the sample.
 func (s *slotDemands) add(now cluster.Time, name string, d shaper.Demand) {
+	u := s.know(now, name)
+	u.Demand = d
+	u.asked = u.asked && d.Waiting > 0
+}
+
+// know returns a pool that is hot, or in a sample.
+func (s *slotDemands) know(now cluster.Time, name string) *slotDemand {
 	u := s.pools[name]
 	if u == nil {
 		u = &slotDemand{}
 		s.pools[name] = u
 	}
-	u.Demand, u.seenAt = d, now
-	u.asked = u.asked && d.Waiting > 0
+	u.seenAt = now
+	return u
 }
 
 // held returns the parts of a pool that were in use in the last sample.

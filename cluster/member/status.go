@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Counters count the calls of a member since its start.
@@ -46,14 +48,16 @@ func (c *Counters) add(r reply) {
 type Status struct {
 	cluster.MemberStatus
 	Counters  Counters
-	LastError string // of the last call; "" if it was answered
+	Lease     shaper.Lease // of the planes
+	At        leaky.Time   // by their clock: when the status was taken
+	LastError string       // of the last call; "" if it was answered
 }
 
 // Status returns the current status. It reports false if m has ended.
 func (m *Member) Status(ctx context.Context) (s Status, ok bool) {
 	ok = m.do(ctx, func() {
 		s.MemberStatus = m.host.Status(m.Clock())
-		s.Counters = m.counters
+		s.Counters, s.Lease, s.At = m.counters, m.planeLease(m.lease), m.Now()
 		if m.lastError != nil {
 			s.LastError = m.lastError.Error()
 		}

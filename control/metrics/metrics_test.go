@@ -75,10 +75,13 @@ shaperd_shared_calls_total{result="answered"} 9
 shaperd_shared_calls_total{result="failed"} 2
 shaperd_shared_calls_total{result="refused"} 1
 shaperd_shared_calls_total{result="timed-out"} 3
+# HELP shaperd_shared_connections_max Connections that may be in flight at this host under the limit; with a key, of each bucket that no host needs more of.
+# TYPE shaperd_shared_connections_max gauge
+shaperd_shared_connections_max{limit="aa"} 30
 # HELP shaperd_shared_joined 1 if this host is in its group and its lease has not ended, 0 if it is alone.
 # TYPE shaperd_shared_joined gauge
 shaperd_shared_joined 1
-# HELP shaperd_shared_share_ratio What this host may use of the limit, from 0 to 1; with a key, of each bucket that no host needs more of.
+# HELP shaperd_shared_share_ratio What this host may use of the rates of the limit, from 0 to 1; with a key, of each bucket that no host needs more of.
 # TYPE shaperd_shared_share_ratio gauge
 shaperd_shared_share_ratio{limit="aa"} 0.31
 shaperd_shared_share_ratio{limit="ab"} 0.5
@@ -89,7 +92,7 @@ shaperd_shared_short{limit="ab"} 0
 `
 	if err := promtest.CollectAndCompare(c, strings.NewReader(want), "shaperd_config_reload_success", "shaperd_config_reloads_total",
 		"shaperd_attachment_up", "shaperd_downstream_up", "shaperd_attachment_queue_drops_total", "shaperd_packet_buckets",
-		"shaperd_shared_alone_seconds_total", "shaperd_shared_calls_total", "shaperd_shared_joined", "shaperd_shared_share_ratio", "shaperd_shared_short"); err != nil {
+		"shaperd_shared_alone_seconds_total", "shaperd_shared_calls_total", "shaperd_shared_connections_max", "shaperd_shared_joined", "shaperd_shared_share_ratio", "shaperd_shared_short"); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"math"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,11 +29,20 @@ func (c *Collector) collectShared(to sink) {
 	to.gauge(sharedHosts, float64(s.Hosts))
 	for i := range s.Limits {
 		l := &s.Limits[i]
-		share := l.ColdShare
-		if l.Key == "all" && len(l.Buckets) > 0 {
-			share = l.Buckets[0].Share
+		share, connections := l.ColdShare, float64(l.HostConnections)
+		for _, b := range l.Buckets {
+			switch {
+			case l.Key != "all":
+			case b.Slots:
+				connections = math.Round(b.Share * float64(l.MaxConnections))
+			default:
+				share = b.Share
+			}
 		}
 		to.gauge(sharedShare, share, l.Limit)
+		if l.MaxConnections > 0 {
+			to.gauge(sharedConnections, connections, l.Limit)
+		}
 		if s.Calls == nil {
 			continue
 		}

@@ -203,7 +203,11 @@ func verdictText(x api.Explanation) string {
 		if by.Reserved {
 			reserved = ", the free one is reserved for a waiter that needs other limits too"
 		}
-		text := fmt.Sprintf("A new connection would wait for a slot of limit %q: %d in use%s, %d waiting.", x.By, by.InFlight, reserved, by.Waiting)
+		here := ""
+		if by.Slots > 0 {
+			here = fmt.Sprintf(" of %d at this host", by.Slots)
+		}
+		text := fmt.Sprintf("A new connection would wait for a slot of limit %q: %d in use%s%s, %d waiting.", x.By, by.InFlight, here, reserved, by.Waiting)
 		if next > 0 {
 			text += fmt.Sprintf(" Open connections may send again in %s.", term.Seconds(next))
 		}

@@ -87,11 +87,11 @@ func TestGroup(t *testing.T) {
 	all := startGroup(t)
 	for _, g := range all {
 		g.waitShared("joined", func(s *api.Shared) bool {
-			return s.State == "joined" && s.Counted && s.Live == 3 && len(s.Problems) == 0
+			return s.State == "joined" && s.Counted && s.Live == 3 && len(s.Problems) == 0 && s.Limits[0].HostConnections == 33
 		})
 	}
 	gw1, gw2, gw3 := all[0], all[1], all[2]
-	gw2.must("shared status", "gw2: joined for ", "group default; 3 of 3 hosts live\n", "\ngw2 (this host)  counted ", "\ntotal  connections  33 of 100", "\ntotal  all          ")
+	gw2.must("shared status", "gw2: joined for ", "group default; 3 of 3 hosts live\n", "\ngw2 (this host)  counted ", "\ntotal  all     33% of 80Mbit/s", "\ntotal  all     33 of 100 slots")
 	gw2.must("limits total", "80Mbit/s, queue 200ms, 100 connections", "shared by 3 hosts, here ", ", 33 connections; one bucket")
 	scraped := testutil.MustScrape(t, gw2.metrics)
 	for _, want := range []string{

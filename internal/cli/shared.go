@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -222,8 +224,13 @@ func printHosts(p *term.Printer, s api.Shared) {
 // addSharedLimit adds the rows of a limit.
 func addSharedLimit(t *term.Table, s api.Shared, l api.SharedLimit) {
 	name := api.Printable(l.Limit)
-	if l.MaxConnections > 0 {
-		t.Add(name, "connections", fmt.Sprintf("%d of %d", l.HostConnections, l.MaxConnections), "", "", "")
+	ofSlots := func(b api.SharedBucket) bool { return b.Slots }
+	switch {
+	case l.MaxConnections == 0:
+	case l.Key != "all":
+		t.Add(name, "cold ones", fmt.Sprintf("%d of %s", l.HostConnections, slotsText(l.MaxConnections)), "", "", "")
+	case !slices.ContainsFunc(l.Buckets, ofSlots):
+		t.Add(name, "connections", fmt.Sprintf("%d of %s", l.HostConnections, slotsText(l.MaxConnections)), "", "", "")
 	}
 	if l.Key != "all" {
 		if l.Rate+l.Packets > 0 {
@@ -236,14 +243,32 @@ func addSharedLimit(t *term.Table, s api.Shared, l api.SharedLimit) {
 	for _, b := range l.Buckets {
 		want := ""
 		if b.Hot {
-			want = term.Percent(b.Want)
+			want = partOf(l, b, b.Want)
 		}
-		t.Add(name, api.Printable(b.Key), shareText(l, b.Share, b.NewConnections), want, bucketState(b), othersText(s.Name, b))
+		t.Add(name, api.Printable(b.Key), bucketText(l, b), want, bucketState(b), othersText(s.Name, l, b))
 	}
 	if more := l.HotBuckets - len(l.Buckets); more > 0 {
 		t.Add(name, fmt.Sprintf("and %d more hot ones", more), "", "", "", "")
 	}
 }
+
+// bucketText formats what this host may use of a bucket: "12 of 40 slots", or as shareText does.
+func bucketText(l api.SharedLimit, b api.SharedBucket) string {
+	if b.Slots {
+		return fmt.Sprintf("%s of %s", partOf(l, b, b.Share), slotsText(l.MaxConnections))
+	}
+	return shareText(l, b.Share, b.NewConnections)
+}
+
+// partOf formats a share of a bucket: "31%", or a number of slots.
+func partOf(l api.SharedLimit, b api.SharedBucket, share float64) string {
+	if b.Slots {
+		return fmt.Sprint(math.Round(share * float64(l.MaxConnections)))
+	}
+	return term.Percent(share)
+}
+
+func slotsText(n int) string { return term.Plural(int64(n), "slot") }
 
 // shareText formats a share of the values of l: "31% of 80Mbit/s = 24.8Mbit/s".
 func shareText(l api.SharedLimit, share float64, newConnections bool) string {
@@ -281,11 +306,11 @@ func bucketState(b api.SharedBucket) string {
 }
 
 // othersText formats what the other hosts have of a bucket.
-func othersText(name string, b api.SharedBucket) string {
+func othersText(name string, l api.SharedLimit, b api.SharedBucket) string {
 	var all []string
 	for _, h := range b.Holders {
 		if h.Host != name {
-			all = append(all, fmt.Sprintf("%s %s", api.Printable(h.Host), term.Percent(h.Share)))
+			all = append(all, fmt.Sprintf("%s %s", api.Printable(h.Host), partOf(l, b, h.Share)))
 		}
 	}
 	return strings.Join(all, ", ")

@@ -31,7 +31,10 @@ func sharedByThree() api.Shared {
 			}},
 			{Limit: "total", Key: "all", Rate: 1e7, Packets: 2000, MaxConnections: 200, HostConnections: 50, ColdShare: 0.25, HotBuckets: 1, Buckets: []api.SharedBucket{
 				{Key: "all", Hot: true, Share: 0.31, Want: 0.4, Tight: true, Holders: []api.SharedHolder{{Host: "gw1", Share: 0.31}, {Host: "gw2", Share: 0.44}}},
+				{Key: "all", Slots: true, Hot: true, Share: 0.3, Want: 0.45, Short: true, Tight: true, Holders: []api.SharedHolder{{Host: "gw1", Share: 0.3}, {Host: "gw2", Share: 0.22}}},
 			}},
+			{Limit: "visitors", Key: "source", MaxConnections: 10, HostConnections: 2, ColdShare: 0.25, Buckets: []api.SharedBucket{}},
+			{Limit: "uplink", Key: "all", MaxConnections: 10, HostConnections: 2, ColdShare: 0.25, Buckets: []api.SharedBucket{}},
 			{Limit: "quiet", Key: "all", NewConnections: 5, ColdShare: 0.25, Buckets: []api.SharedBucket{{Key: "all", NewConnections: true, Share: 0.25}}},
 		},
 	}
@@ -50,7 +53,7 @@ func TestSharedStatus(t *testing.T) {
 		{"without [shared]", api.Shared{State: "none"}, 0, []string{"No limit is shared: the configuration has no [shared].\n"}, "HOST"},
 		{
 			"without a ledger",
-			api.Shared{State: "static", Hosts: 3, Limits: sharedByThree().Limits[2:]},
+			api.Shared{State: "static", Hosts: 3, Limits: sharedByThree().Limits[4:]},
 			0,
 			[]string{"No ledger: this host, one of 3, always has 1/3 of each shared limit.\n", "quiet  all     25% of 5/s = 1.25/s new connections        cold"},
 			"HOST",
@@ -70,7 +73,9 @@ func TestSharedStatus(t *testing.T) {
 			"\nper-office  source 192.0.2.0/24     50% of 10Mbit/s = 5Mbit/s                      100%  hot, short, tight\n",
 			"\nper-office  source 198.51.100.0/24  90% of 40/s = 36/s new connections              95%  hot\n",
 			"\nper-office  and 10 more hot ones\n",
-			"\ntotal       connections             50 of 200\n",
+			"\ntotal       all                     60 of 200 slots                                  90  hot, short, tight  gw2 44\n",
+			"\nvisitors    cold ones               2 of 10 slots\n",
+			"\nuplink      connections             2 of 10 slots\n",
 			"\ntotal       all                     31% of 80Mbit/s, 2000pps = 24.8Mbit/s, 620pps   40%  hot, tight         gw2 44%\n",
 		}, "last call:"},
 		{"disagreeing", func() api.Shared {

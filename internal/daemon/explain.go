@@ -71,7 +71,11 @@ func (s *server) addBuckets(x *explain.Explanation, p *shaper.Policy) {
 		case waits && b.NextDeparture > 0:
 			worse(l, shaper.Delay, shaper.ByRate, b.NextDeparture)
 		}
-		full := l.MaxConnections > 0 && (b.InFlight >= l.MaxConnections || b.Reserved)
+		most := l.MaxConnections
+		if l.HasPool() {
+			most = b.Slots
+		}
+		full := l.MaxConnections > 0 && (b.InFlight >= most || b.Reserved)
 		switch {
 		case full && x.Attach != nil:
 			worse(l, shaper.Refuse, shaper.ByConnections, 0)

@@ -118,8 +118,7 @@ func (g *group) join(ctx context.Context, c *config.Config) {
 		return
 	}
 	if len(s.Store) == 0 {
-		floor := uint32(shaper.Whole / s.Hosts)
-		g.setLease(shaper.Lease{Cold: floor, Between: floor, Alone: floor, Hosts: s.Hosts, SlotsCold: floor})
+		g.setLease(staticLease(s.Hosts))
 		return
 	}
 	saved := g.file.begin(ctx)
@@ -134,6 +133,12 @@ func (g *group) join(ctx context.Context, c *config.Config) {
 	})
 	g.current.Store(g.member)
 	g.end = func() { cancel(); g.member.Wait() }
+}
+
+// staticLease returns what a host may always use without a ledger.
+func staticLease(hosts int) shaper.Lease {
+	floor := uint32(shaper.Whole / hosts)
+	return shaper.Lease{Cold: floor, Between: floor, Alone: floor, Hosts: hosts, SlotsCold: floor}
 }
 
 // keepsShares reports whether programs go on to use shares when this daemon has ended.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -69,10 +70,11 @@ func (s *ledgerInMemory) fail(err error) {
 	s.err = err
 }
 
-// busyPlane is a plane where sources wait for the buckets of some limits.
+// busyPlane is a plane where sources wait for the buckets of some limits, and connections use slots.
 type busyPlane struct {
-	mu   sync.Mutex
-	keys []shaper.Key
+	mu    sync.Mutex
+	keys  []shaper.Key
+	slots []shaper.Demand
 }
 
 func (p *busyPlane) SetShares(shaper.Shares) {}
@@ -83,7 +85,7 @@ func (p *busyPlane) Demands(all []shaper.Demand) []shaper.Demand {
 	for _, k := range p.keys {
 		all = append(all, shaper.Demand{Key: k, Used: leaky.Second / 100, Waiting: 1})
 	}
-	return all
+	return append(all, p.slots...)
 }
 
 // groupHost is a daemon without planes, in a group.
@@ -208,13 +210,15 @@ func TestShared_Joined(t *testing.T) {
 		}
 		b.plane.mu.Lock()
 		b.plane.keys = []shaper.Key{total, source}
+		used := shaper.SlotPool{Most: 100, Hosts: 3}.Parts(60)
+		b.plane.slots = []shaper.Demand{{Key: total, Slots: true, Held: used, Want: used}}
 		b.plane.mu.Unlock()
 		time.Sleep(4 * time.Second)
 		for _, h := range []*groupHost{a, b, c} {
 			h.wantProblems(t)
 		}
 		s := b.state()
-		if s.State != "joined" || !s.Counted || s.Live != 3 || s.Hosts != 3 || s.Name != "b" || s.For < 2 || s.For > 4 || s.LeaseLeft <= 0 || s.HotBuckets != 2 || s.Alone != "share" {
+		if s.State != "joined" || !s.Counted || s.Live != 3 || s.Hosts != 3 || s.Name != "b" || s.For < 2 || s.For > 4 || s.LeaseLeft <= 0 || s.HotBuckets != 3 || s.Alone != "share" {
 			t.Errorf("%+v", s)
 		}
 		if s.Ledger == nil || !s.Ledger.Settled || len(s.Ledger.Hosts) != 3 || s.Ledger.Unknown != 0 {
@@ -226,6 +230,11 @@ func TestShared_Joined(t *testing.T) {
 			}
 		}
 		perSource, ofTotal := s.Limits[0], s.Limits[1]
+		slots := ofTotal.Buckets[1]
+		if !slots.Slots || !slots.Hot || slots.Key != "all" || slots.Share != 0.6 || slots.Want != 0.6 ||
+			!slices.Contains(slots.Holders, api.SharedHolder{Host: "b", Share: 0.6, Want: 0.6, Weight: 1}) {
+			t.Errorf("slots: %+v", slots)
+		}
 		if len(s.Limits) != 2 || ofTotal.Limit != "total" || ofTotal.Key != "all" || ofTotal.Rate != 1e7 || ofTotal.HostConnections != 33 || ofTotal.MaxConnections != 100 ||
 			perSource.Key != "source" || perSource.ColdShare < 0.333 || perSource.ColdShare > 0.334 || perSource.HotBuckets != 1 {
 			t.Errorf("%+v", s.Limits)

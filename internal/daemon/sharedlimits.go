@@ -26,23 +26,31 @@ func unkeyedShares(p *shaper.Policy) (names []string) {
 		if l.NewConnections.N > 0 {
 			names = append(names, p.ShareName(shaper.Key{Limit: id + 1}))
 		}
+		if l.HasPool() {
+			names = append(names, p.SlotsName(shaper.Key{Limit: id}))
+		}
 	}
 	return names
 }
 
-// describeLimits adds the shared limits of p. cold are the parts of a bucket that is not hot; shares are those of
-// hot ones, and of the buckets of limits without key.
-func describeLimits(s *api.Shared, p *shaper.Policy, cold int64, shares []cluster.ShareStatus) {
+// describeLimits adds the shared limits of p. cold are the parts of a bucket that is not hot, and coldSlots those of
+// a pool; shares are those of hot ones, and of the buckets and pools of limits without key. slots returns how many of
+// the slots of a limit this host may use with parts of a pool.
+func describeLimits(s *api.Shared, p *shaper.Policy, cold, coldSlots int64, shares []cluster.ShareStatus, slots func(most int, parts int64) int) {
 	byLimit := map[int]*api.SharedLimit{}
 	for i := range p.Len() {
 		l := p.Limit(i)
 		if !l.Shared {
 			continue
 		}
-		byLimit[i] = &api.SharedLimit{
+		to := &api.SharedLimit{
 			Limit: l.Name, Key: l.Key.String(), Rate: float64(l.Rate) / 8, Packets: l.Packets.PerSecond(), NewConnections: l.NewConnections.PerSecond(),
 			MaxConnections: l.MaxConnections, HostConnections: l.MaxConnections / s.Hosts, ColdShare: ratio(cold), Buckets: []api.SharedBucket{},
 		}
+		if l.HasPool() {
+			to.HostConnections = slots(l.MaxConnections, coldSlots)
+		}
+		byLimit[i] = to
 	}
 	for _, h := range shares {
 		key, i, err := p.ParseShareName(h.Key)
@@ -53,17 +61,31 @@ func describeLimits(s *api.Shared, p *shaper.Policy, cold int64, shares []cluste
 		if h.Hot {
 			to.HotBuckets++
 		}
-		if len(to.Buckets) < maxShownBuckets {
-			to.Buckets = append(to.Buckets, api.SharedBucket{
-				Name: h.Key, Key: p.DescribeKey(i, key), NewConnections: key.Limit != p.State(i).ID, Hot: h.Hot,
-				Share: ratio(h.Parts), Want: ratio(h.Want), Short: h.Short, Tight: h.Tight, Holders: []api.SharedHolder{},
-			})
+		if len(to.Buckets) >= maxShownBuckets {
+			continue
 		}
+		b := api.SharedBucket{
+			Name: h.Key, Key: p.DescribeKey(i, key), NewConnections: key.Limit != p.State(i).ID, Slots: cluster.IsSlots(h.Key), Hot: h.Hot,
+			Share: ratio(h.Parts), Want: ratio(h.Want), Short: h.Short, Tight: h.Tight, Holders: []api.SharedHolder{},
+		}
+		if b.Slots {
+			b.Share = float64(slots(to.MaxConnections, h.Parts)) / float64(to.MaxConnections)
+			if b.Hot {
+				b.Want = slotsRatio(to, s.Hosts, h.Want)
+			}
+		}
+		to.Buckets = append(to.Buckets, b)
 	}
 	for _, l := range byLimit {
 		s.Limits = append(s.Limits, *l)
 	}
 	slices.SortFunc(s.Limits, func(a, b api.SharedLimit) int { return cmp.Compare(a.Limit, b.Limit) })
+}
+
+// slotsRatio is the fraction of the slots of l that a host has with parts of the pool.
+func slotsRatio(l *api.SharedLimit, hosts int, parts int64) float64 {
+	pool := shaper.SlotPool{Most: l.MaxConnections, Hosts: hosts}
+	return float64(pool.Slots(uint32(parts))) / float64(l.MaxConnections)
 }
 
 // ratio is the fraction of the whole that parts are.
@@ -89,9 +111,11 @@ func describeHolders(s *api.Shared, shot *cluster.Snapshot) {
 		for j := range s.Limits[i].Buckets {
 			b := &s.Limits[i].Buckets[j]
 			for _, h := range holders[b.Name] {
-				b.Holders = append(b.Holders, api.SharedHolder{
-					Host: h.Host, Share: ratio(h.Parts) * float64(s.Live) / float64(s.Hosts), Want: ratio(h.Want), Weight: h.Weight,
-				})
+				to := api.SharedHolder{Host: h.Host, Share: ratio(h.Parts) * float64(s.Live) / float64(s.Hosts), Want: ratio(h.Want), Weight: h.Weight}
+				if b.Slots {
+					to.Share, to.Want = slotsRatio(&s.Limits[i], s.Hosts, h.Parts), slotsRatio(&s.Limits[i], s.Hosts, h.Want)
+				}
+				b.Holders = append(b.Holders, to)
 			}
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"shaperd.dev/shaperd/cluster/member"
 	"shaperd.dev/shaperd/control"
 	"shaperd.dev/shaperd/control/metrics"
+	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -47,9 +48,11 @@ func (s *server) shared() (out api.Shared, counters member.Counters) {
 		return out, counters
 	}
 	names := unkeyedShares(p)
+	lease, at := shaper.Lease{}, leaky.Time(0)
 	cold, shares := int64(0), make([]cluster.ShareStatus, len(names))
 	if out.State == sharedStatic {
-		cold = int64(shaper.Whole / c.Hosts)
+		lease = staticLease(c.Hosts)
+		cold = int64(lease.Cold)
 	}
 	for i, name := range names {
 		shares[i] = cluster.ShareStatus{Key: name, Parts: cold}
@@ -61,7 +64,7 @@ func (s *server) shared() (out api.Shared, counters member.Counters) {
 		ofNames, alsoKnown := m.Shares(ctx, names...)
 		if known && alsoKnown {
 			describeMember(&out, c, &status)
-			cold, shares, counters = status.Cold, ofNames, status.Counters
+			lease, at, cold, shares, counters = status.Lease, status.At, status.Cold, ofNames, status.Counters
 			for _, h := range status.Shares {
 				if !slices.Contains(names, h.Key) {
 					shares = append(shares, h)
@@ -69,7 +72,8 @@ func (s *server) shared() (out api.Shared, counters member.Counters) {
 			}
 		}
 	}
-	describeLimits(&out, p, cold, shares)
+	slots := func(most int, parts int64) int { return lease.Slots(most, uint32(parts), at) }
+	describeLimits(&out, p, cold, int64(lease.SlotsCold), shares, slots)
 	return out, counters
 }
 

@@ -17,6 +17,8 @@ func (f *fake) shared(t time.Time) *api.Shared {
 			{Limit: "database", Key: "all", Rate: 10e6, MaxConnections: 100, HostConnections: 25, ColdShare: 0.25, HotBuckets: 1, Buckets: []api.SharedBucket{{
 				Name: "database", Key: "all", Hot: true, Share: share, Want: 0.9, Short: share < 0.4, Tight: true,
 				Holders: []api.SharedHolder{{Host: "gw1", Share: share, Want: 0.9, Weight: 30}, {Host: "gw2", Share: 0.2}, {Host: "gw4", Share: 0.95 - share - 0.2}},
+			}, {
+				Name: "#database", Key: "all", Slots: true, Hot: true, Share: 0.37, Want: 0.4, Holders: []api.SharedHolder{{Host: "gw1", Share: 0.37, Want: 0.4, Weight: 1}, {Host: "gw2", Share: 0.2}},
 			}}},
 			{Limit: "logins", Key: "source,port", NewConnections: 5, ColdShare: 0.25, Buckets: []api.SharedBucket{}},
 			{Limit: "per-source", Key: "source", Rate: 1.25e6, ColdShare: 0.25, HotBuckets: 4, Buckets: []api.SharedBucket{

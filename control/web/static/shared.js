@@ -42,18 +42,26 @@ function shareOf(l, share, newConnections) {
   return `${percent(share)} of ${text(1)} = ${text(share)}${newConnections ? ' new connections' : ''}`;
 }
 
+// slotsOf formats a share of the connections in flight of a limit: "12 of 40 slots".
+const slotsOf = (l, share) => `${count(Math.round(share * l.max_connections))} of ${count(l.max_connections)} slots`;
+
 // rowsOf returns the rows of the table of limits.
 function rowsOf(shared) {
   const rows = [];
   for (const l of shared.limits) {
     const add = (bucket, share, text, more) => rows.push({ key: `${rows.length} ${l.limit} ${bucket}`, limit: l.limit, bucket, share, text, others: [], want: '–', state: 'cold', ...more });
-    if (l.max_connections > 0) add('connections', l.host_connections / l.max_connections, `${count(l.host_connections)} of ${count(l.max_connections)}`, { state: '–' });
+    if (l.max_connections > 0 && !(l.key === 'all' && l.buckets.some((b) => b.slots))) {
+      add(l.key === 'all' ? 'connections' : 'each cold one', l.host_connections / l.max_connections, slotsOf(l, l.host_connections / l.max_connections));
+    }
     for (const isNew of l.key === 'all' ? [] : [false, true]) {
       if (ratesOf(l, isNew).length > 0) add('each cold one', l.cold_share, shareOf(l, l.cold_share, isNew));
     }
     for (const b of l.buckets) {
-      const hot = b.hot && { want: percent(b.want), state: ['hot', b.short && 'short', b.tight && 'tight'].filter(Boolean).join(', ') };
-      add(b.key, b.share, shareOf(l, b.share, b.new_connections), { others: b.holders.filter((h) => h.host !== shared.name), ...hot });
+      const part = b.slots ? (share) => count(Math.round(share * l.max_connections)) : percent;
+      const hot = b.hot && { want: part(b.want), state: ['hot', b.short && 'short', b.tight && 'tight'].filter(Boolean).join(', ') };
+      add(b.key, b.share, b.slots ? slotsOf(l, b.share) : shareOf(l, b.share, b.new_connections), {
+        others: b.holders.filter((h) => h.host !== shared.name).map((h) => ({ ...h, text: `${h.host} ${part(h.share)}` })), ...hot,
+      });
     }
   }
   return rows;
@@ -78,7 +86,7 @@ export function sharedLimits() {
         bars.get(cell)([r.share, ...r.others.map((h) => h.share)]);
       },
     },
-    { name: 'Others', words: true, wide: true, text: (r) => r.others.map((h) => `${h.host} ${percent(h.share)}`).join(', ') || '–' },
+    { name: 'Others', words: true, wide: true, text: (r) => r.others.map((h) => h.text).join(', ') || '–' },
     { name: 'Wants', title: 'What this host would use', wide: true, text: (r) => r.want },
     { name: 'State', title: 'Short: this host should get more when others have given it back. Tight: all together want more than there is.', words: true, wide: true, text: (r) => r.state },
   ]);
