@@ -107,9 +107,10 @@ func NewHost(o HostOptions, now Time) *Host {
 // Joined reports whether the host is in the group.
 func (h *Host) Joined() bool { return h.leased }
 
-// SetInfo replaces [HostOptions.Digest] and Info. Information that does not fit into a call is not told.
+// SetInfo replaces [HostOptions.Digest] and Info, as the configuration has changed. Information that does not
+// fit into a call is not told. [Host.TakeChanges] returns all buckets.
 func (h *Host) SetInfo(digest uint64, info string) {
-	h.Digest, h.Info, h.infoOld = digest, info, true
+	h.Digest, h.Info, h.infoOld, h.changeAll = digest, info, true, true
 }
 
 // lease and grace allow for clocks that are 1 % fast or slow.

@@ -84,7 +84,10 @@ func (sg *sharing) report(all []shaper.Demand, span, now leaky.Time) (_ []shaper
 			d.Waiting = max(sh.waiting(), 1)
 			sg.list(sh) // to report when that ends
 		}
-		if sh.hot || sh.short || float64(used) > 0.8*float64(span)*float64(sh.Parts)/shaper.Whole {
+		if sh.gate != nil {
+			sh.gate.demandTickets(&d, now)
+		}
+		if sh.hot || d.Waiting > 0 || float64(used) > 0.8*float64(span)*float64(sh.Parts)/shaper.Whole {
 			all = append(all, d)
 		}
 		sg.dropUnused(sh, now)
@@ -113,12 +116,16 @@ func (sg *sharing) wait(sh *share, due, now leaky.Time) {
 		sh.waitsSince = now
 	}
 	sg.list(sh)
-	if !sh.short && due.Sub(sh.waitsSince) >= shortAfter {
-		sh.short = true
-		if sg.onShort != nil {
-			sg.onShort()
-		}
+	if due.Sub(sh.waitsSince) >= shortAfter {
+		sg.beShort(sh)
 	}
+}
+
+func (sg *sharing) beShort(sh *share) {
+	if !sh.short && sg.onShort != nil {
+		sg.onShort()
+	}
+	sh.short = true
 }
 
 // isShort reports whether units have been waiting for long. If the limit only observes, they wait while

@@ -18,6 +18,7 @@ import (
 // at it.
 type gate struct {
 	pacing   // new connections
+	tickets  tickets
 	id       uint64
 	state    *shaper.LimitState
 	quota    *waitQuota
@@ -217,7 +218,9 @@ func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, 
 	case why == shaper.None:
 		verdict = shaper.Pass
 	}
-	gt.bucket.Charge(gt.shape, 0, 1, leaky.CatchUp(ready, now, gt.shape.Packets.Cost(1)))
+	if !gt.tickets.use(now) {
+		gt.bucket.Charge(gt.shape, 0, 1, leaky.CatchUp(ready, now, gt.shape.Packets.Cost(1)))
+	}
 	if gt.share != nil {
 		a.sharing.use(gt.share, 0, 1)
 		if gt.limit.Observe {

@@ -72,6 +72,9 @@ func (p *Proxy) SetShares(s shaper.Shares) {
 	for batch := range slices.Chunk(given, givenBatch) {
 		p.loop.call(func(leaky.Time) { sg.give(batch, sg.clock()) })
 	}
+	if len(s.Tickets) > 0 {
+		p.loop.call(func(leaky.Time) { sg.giveTickets(s.Tickets) })
+	}
 	for batch := range slices.Chunk(slots, givenBatch) {
 		p.loop.call(func(now leaky.Time) {
 			sg.lending.give(batch)
@@ -123,6 +126,7 @@ func (sg *sharing) give(given []shaper.KeyParts, now leaky.Time) {
 		sg.given[g.Key] = g.Parts
 		if sh := sg.open(policy, g.Key, now); sh != nil {
 			sh.hot = true
+			sh.dropTickets()
 			sg.setParts(sh, sg.lease.Parts(g.Parts, sg.at), now)
 		}
 	}
@@ -194,6 +198,9 @@ func (sg *sharing) parts(k shaper.Key) (parts uint32, hot bool) {
 
 func (sg *sharing) updateAll(now leaky.Time) {
 	for _, sh := range sg.shares {
+		if !sg.leased() {
+			sh.dropTickets()
+		}
 		sg.update(sh, now)
 	}
 }
@@ -252,6 +259,7 @@ func (sg *sharing) find(k shaper.Key) *share {
 // cool updates a bucket that was hot.
 func (sg *sharing) cool(k shaper.Key, now leaky.Time) {
 	if sh := sg.find(k); sh != nil {
+		sh.dropTickets()
 		sg.update(sh, now)
 		sg.dropUnused(sh, now)
 	}

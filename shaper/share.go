@@ -43,9 +43,19 @@ type Shares struct {
 	Cold  []Key      // buckets that are cold again
 	Reset bool       // all buckets and pools are cold but those in Given and Slots
 
+	Tickets []Ticket // new connections that may pass, given after the changes above
+
 	// The same for pools of slots. Key.Limit is the ID of a limit's state.
 	Slots     []KeyParts
 	ColdSlots []Key
+}
+
+// Ticket is a new connection that may pass between two instants of the clock of Lease, although the host
+// has no parts of its bucket. It is void when the lease has ended, and when an update resets all buckets or
+// names its bucket.
+type Ticket struct {
+	Key       Key
+	At, Until leaky.Time
 }
 
 // KeyParts are the parts of one bucket. Key.Limit is the ID of a limit's state, or for its new
@@ -70,6 +80,12 @@ type Demand struct {
 	// Unsettled is set while something is yet to leave that was admitted when the bucket had
 	// more parts.
 	Unsettled bool
+
+	// Units are the new connections that wait for the bucket and have no ticket, or were refused since
+	// the last report, and Every and Burst the whole rate: the time from one to the next, and the burst
+	// as such a time.
+	Units        int
+	Every, Burst leaky.Time
 
 	// Held are the parts of the pool that connections in flight need. Want are those that would be
 	// used, with the connections that wait, and Spare how many more are wanted for connections that

@@ -8,14 +8,15 @@ import (
 )
 
 const (
-	newSuffix   = "/new" // marks the name of a bucket of new connections
-	slotsPrefix = "#"    // marks the name of a pool of slots
+	newSuffix     = "/new" // marks the name of a bucket of new connections
+	slotsPrefix   = "#"    // marks the name of a pool of slots
+	ticketsPrefix = "@"    // marks the name of a bucket of new connections that pass by tickets
 )
 
 // ShareName returns the name of the bucket of k, a key of a limit of p: the same on all hosts, such as
 // "per-source|source=192.0.2.0/24". It is "" if p does not have the limit, the listener or the attachment.
 func (p *Policy) ShareName(k Key) string {
-	i := p.indexOfID(k.Limit)
+	i := p.LimitOf(k)
 	if i < 0 {
 		return ""
 	}
@@ -54,10 +55,21 @@ func (p *Policy) SlotsName(k Key) string {
 	return slotsPrefix + name
 }
 
+// TicketsName returns the name of the bucket of k, of new connections that pass by tickets, such as
+// "@per-source/new|source=192.0.2.0/24", or "" like ShareName.
+func (p *Policy) TicketsName(k Key) string {
+	name := p.ShareName(k)
+	if name == "" {
+		return ""
+	}
+	return ticketsPrefix + name
+}
+
 // ParseShareName returns the key of the bucket or of the pool of slots with a name, and the index of its limit.
 // The limit must be a shared one of p with the fields that the name has, and for a pool have one.
 func (p *Policy) ParseShareName(name string) (k Key, limit int, err error) {
 	bucket, ofSlots := strings.CutPrefix(name, slotsPrefix)
+	bucket, byTickets := strings.CutPrefix(bucket, ticketsPrefix)
 	fields := strings.Split(bucket, "|")
 	limitName, isNew := strings.CutSuffix(fields[0], newSuffix)
 	limit = p.Find(limitName)
@@ -73,7 +85,7 @@ func (p *Policy) ParseShareName(name string) (k Key, limit int, err error) {
 			return Key{}, -1, fmt.Errorf("%q: %w", name, err)
 		}
 	}
-	if p.ShareName(k) != bucket || ofSlots && (isNew || !p.limits[limit].HasPool()) {
+	if p.ShareName(k) != bucket || byTickets && (ofSlots || !isNew) || ofSlots && (isNew || !p.limits[limit].HasPool()) {
 		return Key{}, -1, fmt.Errorf("%q: not a key of limit %s", name, limitName)
 	}
 	return k, limit, nil
@@ -132,10 +144,10 @@ func (p *Policy) originOf(l *Limit, id uint16) (name string, ok bool) {
 	return "", id == 0
 }
 
-// indexOfID returns the index of the limit with a state's ID, or ID+1, or -1.
-func (p *Policy) indexOfID(id uint32) int {
+// LimitOf returns the index of the limit of a key of a bucket, or -1 if p does not have it.
+func (p *Policy) LimitOf(k Key) int {
 	for i, st := range p.states {
-		if st.ID == id&^1 {
+		if st.ID == k.Limit&^1 {
 			return i
 		}
 	}

@@ -68,6 +68,7 @@ type Member struct {
 	host      *cluster.Host
 	estimator *cluster.Estimator
 	slots     *slotDemands
+	tickets   *ticketDemands
 	interval  cluster.Time
 	demands   []shaper.Demand
 	unsettled map[string]bool // buckets of which more than their parts may still be in use
@@ -116,7 +117,7 @@ func Start(ctx context.Context, o Options) *Member {
 		return m.estimator.InUse(key)
 	}
 	m.host = cluster.NewHost(hostOptions, now)
-	m.estimator, m.slots = cluster.NewEstimator(m.host, m.interval, now), newSlotDemands(m.host)
+	m.estimator, m.slots, m.tickets = cluster.NewEstimator(m.host, m.interval, now), newSlotDemands(m.host), newTicketDemands(m.host)
 	m.steppedAt, m.sampledAt, m.windowAt = now, now, now+m.interval
 	m.callAt = now + cluster.Time(rand.Int64N(int64(m.interval)))
 	m.apply()
@@ -249,6 +250,7 @@ func (m *Member) step(ctx context.Context, now cluster.Time, sample bool) {
 	}
 	urgent := m.estimator.Urgent(now)
 	urgent = m.slots.urgent(now, m.interval) || urgent
+	urgent = m.tickets.tell(now, m.interval) || urgent
 	m.apply()
 	if m.busy || m.left {
 		return
@@ -280,13 +282,18 @@ func (m *Member) sample(now cluster.Time) {
 	}
 	clear(m.unsettled)
 	m.slots.begin()
+	m.tickets.begin()
 	m.resample = false
 	seen := map[string]bool{}
 	for i := range m.demands {
 		d := &m.demands[i]
 		name := m.Names.Name(d.Key, d.Slots)
-		if d.Slots {
+		switch {
+		case d.Slots:
 			m.slots.add(now, name, *d)
+			continue
+		case cluster.IsTickets(name):
+			m.tickets.add(name, *d)
 			continue
 		}
 		m.estimator.Sample(now, name, cluster.FromDuration(d.Used.Duration()), int64(d.Waiting))
@@ -386,8 +393,9 @@ func (m *Member) take(r reply) {
 func (m *Member) apply() {
 	hot, cold, all := m.host.TakeChanges()
 	lease := m.host.Lease()
+	tickets := m.host.TakeTickets()
 	changed := all || len(hot)+len(cold) > 0
-	if !changed && lease == m.lease {
+	if !changed && len(tickets) == 0 && lease == m.lease {
 		return
 	}
 	m.lease, m.resample = lease, m.resample || changed
@@ -412,6 +420,13 @@ func (m *Member) apply() {
 			*cold = append(*cold, key)
 		}
 	}
+	hostNow, now := m.Clock(), m.Now() // in this order a ticket is good late rather than early
+	for _, t := range tickets {
+		m.tickets.bought(t.Key)
+		if key, plane, ok := m.Names.Key(t.Key); ok {
+			shares[plane].Tickets = append(shares[plane].Tickets, shaper.Ticket{Key: key, At: planeTime(t.At, hostNow, now), Until: planeTime(t.Until, hostNow, now)})
+		}
+	}
 	planeLease := m.planeLease(lease)
 	for i, p := range m.Planes {
 		shares[i].Lease, shares[i].Reset = planeLease, all
@@ -419,17 +434,19 @@ func (m *Member) apply() {
 	}
 }
 
+// planeTime is t by the daemon's clock, which shows now when that of the host shows hostNow.
+func planeTime(t, hostNow cluster.Time, now leaky.Time) leaky.Time {
+	if t < hostNow {
+		return now.Sub(leaky.FromDuration((hostNow - t).Duration()))
+	}
+	return now.Add(leaky.FromDuration((t - hostNow).Duration()))
+}
+
 // planeLease is l by the daemon's clock.
 func (m *Member) planeLease(l cluster.Lease) shaper.Lease {
 	now, hostNow := m.Now(), m.Clock() // in this order a lease ends early rather than late
-	at := func(t cluster.Time) leaky.Time {
-		if t < hostNow {
-			return now.Sub(leaky.FromDuration((hostNow - t).Duration()))
-		}
-		return now.Add(leaky.FromDuration((t - hostNow).Duration()))
-	}
 	return shaper.Lease{
-		End: at(l.End), AloneAt: at(l.AloneAt) + leaky.Second/1000,
+		End: planeTime(l.End, hostNow, now), AloneAt: planeTime(l.AloneAt, hostNow, now) + leaky.Second/1000,
 		Cold: uint32(l.Cold), Between: uint32(l.Between), Alone: uint32(l.Alone),
 		Hosts: m.Options.Host.Params.Hosts, SlotsCold: uint32(l.SlotsCold),
 	}

@@ -128,7 +128,7 @@ func (g *group) join(ctx context.Context, c *config.Config) {
 			Params: sharing.Params(s), Name: sharing.HostName(s), Start: saved.Start, Alone: cluster.Alone(s.Alone), Left: saved.Left,
 			Digest: c.SharedDigest(), Info: sharing.InfoText(g.version, c),
 		},
-		Interval: s.Interval, Store: sharing.OpenStore(s, g.server), Planes: g.planes, Names: sharedNames{g.shaper},
+		Interval: s.Interval, Store: sharing.OpenStore(s, g.server), Planes: g.planes, Names: sharedNames{g.shaper, sharing.Params(s)},
 		Clock: boottime, Now: g.clock.Boot, Log: g.log, Joined: g.file.joined,
 	})
 	g.current.Store(g.member)
@@ -188,19 +188,36 @@ func (g *group) stop() {
 }
 
 // sharedNames names the shared buckets and pools of the current policy.
-type sharedNames struct{ *shaper.Shaper }
+type sharedNames struct {
+	*shaper.Shaper
+	cluster.Params
+}
 
 func (n sharedNames) Name(k shaper.Key, slots bool) string {
 	if slots {
 		return n.Policy().SlotsName(k)
 	}
+	if p := n.Policy(); n.byTickets(p, k) {
+		return p.TicketsName(k)
+	}
 	return n.Policy().ShareName(k)
+}
+
+// byTickets reports whether new connections of a bucket pass by tickets: a host's part would be less than one in
+// the time of a lease.
+func (n sharedNames) byTickets(p *shaper.Policy, k shaper.Key) bool {
+	i := p.LimitOf(k)
+	if i < 0 || k.Limit&1 == 0 {
+		return false
+	}
+	l, every := p.Limit(i), p.NewConnections(i).Packets.Cost(1)
+	return l.NewConnections.N > 0 && !l.InPacketPlane() && !l.Observe && every.Duration() > n.Lease.Duration()/time.Duration(n.Hosts)
 }
 
 func (n sharedNames) Key(name string) (k shaper.Key, plane int, ok bool) {
 	p := n.Policy()
 	k, limit, err := p.ParseShareName(name)
-	return k, 0, err == nil && !p.Limit(limit).InPacketPlane()
+	return k, 0, err == nil && !p.Limit(limit).InPacketPlane() && n.Name(k, cluster.IsSlots(name)) == name
 }
 
 func (n sharedNames) Always() []string { return n.Policy().UnkeyedShares() }
