@@ -1,0 +1,147 @@
+package netns
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	ticketsEvery   = 400 * time.Millisecond // from one connection of all gateways to the next
+	ticketsPort    = 5434
+	ticketsClients = 4 // of each gateway
+)
+
+// A ticketsLoad has clients connect through all gateways to a server that records when.
+type ticketsLoad struct {
+	g     *group
+	group sync.WaitGroup
+
+	mu    sync.Mutex
+	busy  [groupSize]bool // its clients have work
+	ended bool
+	by    [groupSize]int
+	last  time.Time
+	level float64 // of a leaky bucket of all connections
+	worst float64
+}
+
+func (g *group) startTickets() *ticketsLoad {
+	l := &ticketsLoad{g: g, last: time.Now()}
+	g.more = fmt.Sprintf(`[[listen]]
+name = "tickets"
+address = ["tcp://0.0.0.0:%d"]
+downstream = ["%v"]
+
+[[limit]]
+name = "tickets"
+match = { listen = ["tickets"] }
+new_connections = "%d/min"
+max_queue = 100
+queue_timeout = "60s"
+shared = true
+`, ticketsPort, groupDownstream, time.Minute/ticketsEvery)
+	g.downstream.serveTCP(g.t, netip.AddrPortFrom(groupDownstream, ticketsPort), l.serve)
+	for i := range groupSize {
+		for range ticketsClients {
+			l.group.Go(func() { l.connectAll(i) })
+		}
+	}
+	g.t.Cleanup(func() {
+		l.mu.Lock()
+		l.ended = true
+		l.mu.Unlock()
+		l.group.Wait()
+	})
+	return l
+}
+
+func (l *ticketsLoad) serve(c *net.TCPConn) {
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.level = max(0, l.level-float64(now.Sub(l.last))/float64(ticketsEvery)) + 1
+	l.last, l.worst = now, max(l.worst, l.level)
+	from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	for i, gw := range l.g.gateways {
+		if gw.addr == from {
+			l.by[i]++
+		}
+	}
+}
+
+// connectAll makes one connection after the other while gateway i has work.
+func (l *ticketsLoad) connectAll(i int) {
+	for {
+		l.mu.Lock()
+		busy, ended := l.busy[i], l.ended
+		l.mu.Unlock()
+		switch {
+		case ended:
+			return
+		case !busy:
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		c, err := l.g.sources.Dial(context.Background(), groupSources[0], netip.AddrPortFrom(l.g.gateways[i].addr, ticketsPort), time.Second)
+		if err != nil {
+			time.Sleep(20 * time.Millisecond)
+			continue
+		}
+		_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
+		_, _ = io.Copy(io.Discard, c)
+		_ = c.Close()
+	}
+}
+
+// run has some gateways busy for d, and fails the test if more have passed than may, or fewer than least of that
+// through all or leastEach through each that is busy.
+func (l *ticketsLoad) run(what string, d time.Duration, least, leastEach float64, busy ...bool) {
+	l.g.t.Helper()
+	l.mu.Lock()
+	copy(l.busy[:], busy)
+	l.by, l.worst = [groupSize]int{}, l.level
+	l.mu.Unlock()
+	time.Sleep(d)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	most := float64(d) / float64(ticketsEvery)
+	sum := 0
+	for i, n := range l.by {
+		sum += n
+		if busy[i] && float64(n) < leastEach*most {
+			l.g.t.Errorf("%s: %d have passed gateway %d, of %.0f that all may", what, n, i, most)
+		}
+	}
+	l.g.t.Logf("%-45s %v of %.0f, at most %.1f more than the rate", what, l.by, most, l.worst)
+	if float64(sum) < least*most {
+		l.g.t.Errorf("%s: %d have passed, of %.0f", what, sum, most)
+	}
+	if l.worst > 1+groupSize+0.5 { // a bucket of the ledger, and one of each gateway that is alone
+		l.g.t.Errorf("%s: %.1f more than the rate have passed", what, l.worst)
+	}
+}
+
+// TestGroup_Tickets has gateways that share a rate of which the part of each is less than a connection in a lease.
+func TestGroup_Tickets(t *testing.T) {
+	g := newGroup(t)
+	r := g.useRedis()
+	l := g.startTickets()
+	g.start(g.all()...)
+	l.run("start", 4*time.Second, 0, 0, true, true, true)
+	l.run("load at all", 8*time.Second, 0.85, 0.2, true, true, true)
+	l.run("load at one gateway", 4*time.Second, 0.8, 0, false, true, false)
+	must(t, r.Signal(unix.SIGSTOP))
+	l.run("redis stopped, gateways become alone", 4*time.Second, 0, 0, true, true, true)
+	l.run("redis stopped", 6*time.Second, 0.7, 0.15, true, true, true)
+	must(t, r.Signal(unix.SIGCONT))
+	l.run("redis goes on", 5*time.Second, 0, 0, true, true, true)
+	l.run("load at all", 4*time.Second, 0.8, 0.15, true, true, true)
+}
