@@ -17,6 +17,8 @@ type lending struct {
 	admission *admission
 	terms     shaper.Lease          // what matters of the lease to slots
 	given     map[shaper.Key]uint32 // parts of hot pools, by the key of the gate
+	policy    *shaper.Policy        // of the last reset
+	fresh     bool                  // the current one has other pools: which of them are hot is not known
 
 	listed    []*poolShare // to be looked at by the next report
 	reporting []*poolShare // by the report that is being made
@@ -76,7 +78,7 @@ func (ld *lending) attach(gt *gate) {
 // slotsOf returns how many connections may be in flight at the gate of key, whose cap l hosts share.
 func (ld *lending) slotsOf(l *shaper.Limit, key shaper.Key) int {
 	parts, hot := ld.given[key]
-	if !hot {
+	if !hot && !ld.fresh {
 		parts = ld.terms.SlotsCold
 	}
 	return ld.terms.Slots(l.MaxConnections, parts, 0)
@@ -93,6 +95,10 @@ func (ld *lending) setTerms() {
 		return
 	}
 	ld.terms = terms
+	ld.updateAll()
+}
+
+func (ld *lending) updateAll() {
 	for _, gt := range ld.admission.byKey {
 		ld.update(gt)
 	}
@@ -120,9 +126,14 @@ func (ld *lending) set(s *shaper.Shares, now leaky.Time) {
 	}
 	if s.Reset {
 		cold = slices.AppendSeq(cold, maps.Keys(ld.given))
+		ld.policy = ld.admission.policy
 	}
 	for _, k := range cold {
 		delete(ld.given, k)
+	}
+	if s.Reset && ld.fresh {
+		ld.fresh = false
+		ld.updateAll()
 	}
 	ld.setTerms()
 	ld.give(s.Slots)
@@ -257,11 +268,32 @@ func (sh *poolShare) demand(hosts int, now leaky.Time) shaper.Demand {
 	return d
 }
 
-// reload makes gates for the hot pools of the current policy.
+// reload makes gates for the hot pools of the current policy. Until the next reset, new pools have only the slots
+// that are never lent.
 func (ld *lending) reload() {
+	if fresh := !hasPools(ld.policy, ld.admission.policy); fresh != ld.fresh {
+		ld.fresh = fresh
+		ld.updateAll()
+	}
 	for k := range ld.given {
 		ld.open(k)
 	}
+}
+
+// hasPools reports whether all pools of p are also pools of was, which may be nil.
+func hasPools(was, p *shaper.Policy) bool {
+	for i := range p.Shared().All {
+		if !p.Limit(i).HasPool() {
+			continue
+		}
+		if was == nil || !was.CountsSameKeys(p) {
+			return false
+		}
+		if j := was.IndexOf(p.State(i)); j < 0 || !was.Limit(j).HasPool() {
+			return false
+		}
+	}
+	return true
 }
 
 // close drops the gates that are only held.

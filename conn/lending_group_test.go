@@ -204,7 +204,7 @@ func TestLending_Group(t *testing.T) {
 		s.setAway(false)
 		s.setLoad(0, 100, 0)
 		s.run(3 * time.Second)
-		s.expect("the load has moved", 1, 20)
+		s.expect("the load has moved", 1, 18)
 		s.begin(2)
 		s.setLoad(0, 100, 100)
 		s.run(3 * time.Second)

@@ -2,6 +2,7 @@ package conn
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -216,11 +217,12 @@ func TestLending_DemandFalls(t *testing.T) {
 }
 
 // A limit that becomes shared while connections are in flight reports them, and what waits is not admitted
-// before they have ended.
+// before they have ended. Until it is known which of its pools are hot, a host has only its own slots of each.
 func TestLending_BecomesShared(t *testing.T) {
 	limit := shaper.Limit{Name: "cap", Key: shaper.KeyPort, MaxConnections: 30, QueueTimeout: time.Hour, MaxQueue: 1000}
 	r := newAdmissionRig(t, limit)
-	r.setShares(shaper.Shares{Lease: shaper.Lease{End: leaky.Never, AloneAt: leaky.Never, Alone: third, Hosts: 3, SlotsCold: third}})
+	shares := shaper.Shares{Lease: shaper.Lease{End: leaky.Never, AloneAt: leaky.Never, Alone: third, Hosts: 3, SlotsCold: third}, Reset: true}
+	r.setShares(shares)
 	for i := range 35 {
 		r.visitPort("10.0.0.1", 1, nil)
 		if i < 8 {
@@ -231,12 +233,21 @@ func TestLending_BecomesShared(t *testing.T) {
 	r.swap(limit)
 	r.admission.sharing.reload(r.now)
 	r.sleep(0)
-	all := r.demands()
-	if len(all) != 1 || all[0].Key != r.poolKey(1) || all[0].Held != shaper.Whole || all[0].Waiting != 1 {
-		t.Errorf("%+v is reported, want a pool that is used up", all)
+	r.visitPort("10.0.0.1", 2, nil)
+	for range 6 {
+		r.visitPort("10.0.0.1", 3, nil)
 	}
-	if n := len(r.in); n != 38 {
-		t.Fatalf("%d in flight, want the 38 of before", n)
+	if n := len(r.in); n != 38+5 {
+		t.Fatalf("%d in flight, want the 38 of before, and 5 slots of a new pool", n)
+	}
+	r.setShares(shares)
+	if n := len(r.in); n != 38+1+6 {
+		t.Fatalf("%d in flight, want 7 more, of cold pools", n)
+	}
+	all := r.demands()
+	slices.SortFunc(all, func(a, b shaper.Demand) int { return int(a.Key.Port) - int(b.Key.Port) })
+	if len(all) != 2 || all[0].Key != r.poolKey(1) || all[0].Held != shaper.Whole || all[0].Waiting != 1 || all[1].Key != r.poolKey(2) {
+		t.Errorf("%+v is reported, want a pool that is used up, and one that is nearly", all)
 	}
 	for v := range r.in {
 		if v.flow.Port == 1 {
@@ -244,14 +255,20 @@ func TestLending_BecomesShared(t *testing.T) {
 			break
 		}
 	}
-	if n := len(r.in); n != 37 {
-		t.Errorf("%d in flight after one has ended, want 37", n)
+	if n := len(r.in); n != 44 {
+		t.Errorf("%d in flight after one has ended, want 44", n)
+	}
+	r.swap(limit)
+	r.admission.sharing.reload(r.now) // which changes nothing
+	r.visitPort("10.0.0.1", 3, nil)
+	if n := len(r.in); n != 45 {
+		t.Errorf("%d in flight, want one more, of a cold pool", n)
 	}
 	limit.Shared = false
 	r.swap(limit)
 	r.admission.sharing.reload(r.now)
-	if n := len(r.in); n != 38 {
-		t.Errorf("%d in flight when the limit is not shared any more, want all of its own and those of port 2", n)
+	if n := len(r.in); n != 46 {
+		t.Errorf("%d in flight when the limit is not shared any more, want one more, of 30", n)
 	}
 	if all := r.demands(); len(all) > 0 {
 		t.Errorf("%+v is reported of a limit that is not shared any more", all)
