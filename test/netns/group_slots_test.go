@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -250,4 +251,39 @@ func TestGroup_Slots(t *testing.T) {
 	l.set(50, 50, 50)
 	l.expect("and is back", 6*time.Second, fairSlots*8/10, fairSlots*8/10, fairSlots*8/10)
 	l.check("a gateway left, and came back")
+}
+
+// TestGroup_SlotsReload reloads gateways while connections are in flight.
+func TestGroup_SlotsReload(t *testing.T) {
+	g := newGroup(t)
+	g.useRedis()
+	l := g.startSlots()
+	g.start(g.all()...)
+	time.Sleep(4 * time.Second) // until the ledger knows what all use
+	fair := []int{fairSlots * 8 / 10, fairSlots * 8 / 10, fairSlots * 8 / 10}
+	l.set(50, 50, 50)
+	l.expect("load at all", slotsFollow, fair...)
+
+	// Another member goes on with what is in flight.
+	last := g.gateways[2]
+	was := last.shared
+	last.shared += "alone = \"closed\"\n"
+	last.daemon.reload(g.text(last))
+	time.Sleep(time.Second)
+	l.expect("a gateway has another alone", 6*time.Second, fair...)
+	l.check("another alone")
+
+	// It leaves the limit, and has it again when the others use all.
+	last.shared = was
+	g.more = strings.Replace(g.more, "shared = true", "shared = false", 1)
+	l.set(50, 50, 0)
+	l.expect("no load at the last", 2*time.Second, fairSlots+1, fairSlots+1, 0)
+	last.daemon.reload(g.text(last))
+	time.Sleep(500 * time.Millisecond)
+	g.more = strings.Replace(g.more, "shared = false", "shared = true", 1)
+	last.daemon.reload(g.text(last))
+	l.set(50, 50, 50)
+	time.Sleep(time.Second)
+	l.expect("load at all", 6*time.Second, fair...)
+	l.check("shared again")
 }
