@@ -49,6 +49,9 @@ func (w *world) most(r *rate) float64 {
 	return 1 + r.extra + float64(len(w.servers))*(1+float64(r.burst)/float64(r.every))
 }
 
+// late is what may leave until a reply arrives: a host uses its floor until it has heard that there are tickets.
+func (w *world) late(r *rate) float64 { return float64(w.params.Timeout()) / float64(r.every) }
+
 // sell has the ledger mean units to leave, if its epoch lasts.
 func (s *server) sell(sale *cluster.Sale) {
 	w, epoch := s.world, s.epoch
@@ -59,7 +62,7 @@ func (s *server) sell(sale *cluster.Sale) {
 			if s.epoch != epoch {
 				return
 			}
-			if r.meant++; r.meant > w.most(r) {
+			if r.meant++; r.meant > w.most(r)+w.late(r) {
 				w.fail(Sum, "%.1f units too many of %s were sold%s", r.meant, w.keys[i], w.describe(i))
 			}
 		})
@@ -72,7 +75,7 @@ func (w *world) depart(i int) {
 	r.left++
 	r.departed++
 	w.Departed++
-	if r.left > w.most(r)+float64(w.params.Timeout())/float64(r.every) {
+	if r.left > w.most(r)+w.late(r) {
 		w.fail(Sum, "%.1f units too many of %s have left%s", r.left, w.keys[i], w.describe(i))
 	}
 }
