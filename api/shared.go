@@ -70,6 +70,7 @@ type SharedBucket struct {
 	Key            string         `json:"key"`             // as in Key: "all", "source 192.0.2.0/24"
 	NewConnections bool           `json:"new_connections"` // it limits new connections
 	Slots          bool           `json:"slots"`           // it limits connections in flight
+	Tickets        bool           `json:"tickets"`         // new connections pass in turn with those of other hosts: the share is that of all that take turns
 	Hot            bool           `json:"hot"`
 	Share          float64        `json:"share"` // that this host may use now
 	Want           float64        `json:"want"`  // that it would use; 0 if the bucket is cold

@@ -242,7 +242,7 @@ func addSharedLimit(t *term.Table, s api.Shared, l api.SharedLimit) {
 	}
 	for _, b := range l.Buckets {
 		want := ""
-		if b.Hot {
+		if b.Hot && !b.Tickets {
 			want = partOf(l, b, b.Want)
 		}
 		t.Add(name, api.Printable(b.Key), bucketText(l, b), want, bucketState(b), othersText(s.Name, l, b))
@@ -256,6 +256,9 @@ func addSharedLimit(t *term.Table, s api.Shared, l api.SharedLimit) {
 func bucketText(l api.SharedLimit, b api.SharedBucket) string {
 	if b.Slots {
 		return fmt.Sprintf("%s of %s", partOf(l, b, b.Share), slotsText(l.MaxConnections))
+	}
+	if b.Tickets {
+		return shareText(l, b.Share, true) + ", in turn"
 	}
 	return shareText(l, b.Share, b.NewConnections)
 }

@@ -13,21 +13,22 @@ import (
 // most.
 const maxShownBuckets = 10
 
-// unkeyedShares returns the names of the buckets of shared limits of p that have no key.
-func unkeyedShares(p *shaper.Policy) (names []string) {
+// unkeyedShares returns the names of the buckets of shared limits that have no key.
+func unkeyedShares(n sharedNames) (names []string) {
+	p := n.Policy()
 	for i := range p.Len() {
 		l, id := p.Limit(i), p.State(i).ID
 		if !l.Shared || l.Key != 0 {
 			continue
 		}
 		if l.Rate > 0 || l.Packets.N > 0 {
-			names = append(names, p.ShareName(shaper.Key{Limit: id}))
+			names = append(names, n.Name(shaper.Key{Limit: id}, false))
 		}
 		if l.NewConnections.N > 0 {
-			names = append(names, p.ShareName(shaper.Key{Limit: id + 1}))
+			names = append(names, n.Name(shaper.Key{Limit: id + 1}, false))
 		}
 		if l.HasPool() {
-			names = append(names, p.SlotsName(shaper.Key{Limit: id}))
+			names = append(names, n.Name(shaper.Key{Limit: id}, true))
 		}
 	}
 	return names
@@ -67,6 +68,9 @@ func describeLimits(s *api.Shared, p *shaper.Policy, cold, coldSlots int64, shar
 		b := api.SharedBucket{
 			Name: h.Key, Key: p.DescribeKey(i, key), NewConnections: key.Limit != p.State(i).ID, Slots: cluster.IsSlots(h.Key), Hot: h.Hot,
 			Share: ratio(h.Parts), Want: ratio(h.Want), Short: h.Short, Tight: h.Tight, Holders: []api.SharedHolder{},
+		}
+		if cluster.IsTickets(h.Key) && h.Hot && h.Parts == 0 {
+			b.Tickets, b.Share, b.Want = true, float64(s.Live)/float64(s.Hosts), 0
 		}
 		if b.Slots {
 			b.Share = float64(slots(to.MaxConnections, h.Parts)) / float64(to.MaxConnections)
@@ -110,6 +114,9 @@ func describeHolders(s *api.Shared, shot *cluster.Snapshot) {
 	for i := range s.Limits {
 		for j := range s.Limits[i].Buckets {
 			b := &s.Limits[i].Buckets[j]
+			if b.Tickets {
+				continue
+			}
 			for _, h := range holders[b.Name] {
 				to := api.SharedHolder{Host: h.Host, Share: ratio(h.Parts) * float64(s.Live) / float64(s.Hosts), Want: ratio(h.Want), Weight: h.Weight}
 				if b.Slots {

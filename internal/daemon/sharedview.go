@@ -14,6 +14,7 @@ import (
 	"shaperd.dev/shaperd/cluster/member"
 	"shaperd.dev/shaperd/control"
 	"shaperd.dev/shaperd/control/metrics"
+	"shaperd.dev/shaperd/internal/sharing"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -47,7 +48,7 @@ func (s *server) shared() (out api.Shared, counters member.Counters) {
 	if c.Hosts == 0 {
 		return out, counters
 	}
-	names := unkeyedShares(p)
+	names := unkeyedShares(sharedNames{s.shaper, sharing.Params(c)})
 	lease, at := shaper.Lease{}, leaky.Time(0)
 	cold, shares := int64(0), make([]cluster.ShareStatus, len(names))
 	if out.State == sharedStatic {

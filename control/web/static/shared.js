@@ -58,8 +58,8 @@ function rowsOf(shared) {
     }
     for (const b of l.buckets) {
       const part = b.slots ? (share) => count(Math.round(share * l.max_connections)) : percent;
-      const hot = b.hot && { want: part(b.want), state: ['hot', b.short && 'short', b.tight && 'tight'].filter(Boolean).join(', ') };
-      add(b.key, b.share, b.slots ? slotsOf(l, b.share) : shareOf(l, b.share, b.new_connections), {
+      const hot = b.hot && { want: b.tickets ? '' : part(b.want), state: ['hot', b.short && 'short', b.tight && 'tight'].filter(Boolean).join(', ') };
+      add(b.key, b.share, b.slots ? slotsOf(l, b.share) : shareOf(l, b.share, b.new_connections) + (b.tickets ? ', in turn' : ''), {
         others: b.holders.filter((h) => h.host !== shared.name).map((h) => ({ ...h, text: `${h.host} ${part(h.share)}` })), ...hot,
       });
     }
