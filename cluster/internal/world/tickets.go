@@ -49,7 +49,7 @@ func (w *world) most(r *rate) float64 {
 	return 1 + r.extra + float64(len(w.servers))*(1+float64(r.burst)/float64(r.every))
 }
 
-// late is what may leave until a reply arrives: a host uses its floor until it has heard that there are tickets.
+// late is what may leave at the whole rate until a reply arrives.
 func (w *world) late(r *rate) float64 { return float64(w.params.Timeout()) / float64(r.every) }
 
 // sell has the ledger mean units to leave, if its epoch lasts.
@@ -62,7 +62,8 @@ func (s *server) sell(sale *cluster.Sale) {
 			if s.epoch != epoch {
 				return
 			}
-			if r.meant++; r.meant > w.most(r)+w.late(r) {
+			// The one that buys first uses its floor until it hears.
+			if r.meant++; r.meant > w.most(r)+w.late(r)/float64(w.params.Hosts) {
 				w.fail(Sum, "%.1f units too many of %s were sold%s", r.meant, w.keys[i], w.describe(i))
 			}
 		})
