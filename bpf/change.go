@@ -183,7 +183,7 @@ func (c *Change) Commit() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	sharing := p.sharing
-	p.followPolicy(c.policy, c.numbers)
+	p.followPolicy(c.policy, c.numbers, c.attachments)
 	if err := p.kernel.installPolicy(c.policy, c.numbers, monotonic); err != nil {
 		p.sharing = sharing
 		p.reshare(true)

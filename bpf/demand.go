@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -17,13 +18,24 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// maxDemands is the maximum number of buckets in a report.
-const maxDemands = 10_000
+const (
+	// maxDemands is the maximum number of buckets in a report.
+	maxDemands = 10_000
 
-// Demands appends to all what packets have used of shared limits since the last call, and what they
-// needed: of buckets that are hot, and of cold ones that refused packets, or delayed them for 5 ms. Of a
-// hot bucket that it leaves out, nothing has left and nothing is needed. A cold one is taken to have used
-// its parts. It returns the 10,000 heaviest at most, as the proxy plane does.
+	// A bucket is short when reports that are as far apart as shortAfter find that it has refused
+	// packets, or delayed them for 5 ms, and no longer ago than shortGap. Some packets come too early
+	// at any rate.
+	shortAfter = leaky.Second / 50
+	shortGap   = leaky.Second / 4
+)
+
+// shortRun is a time in which a bucket is short, by CLOCK_BOOTTIME.
+type shortRun struct{ since, last uint64 }
+
+// Demands appends to all what packets have used of shared limits since the last call, or would have if
+// they had not been refused, and whether they needed more: of buckets that are hot, and of cold ones that
+// are short. Of a hot bucket that it leaves out, nothing has left and nothing is needed. A cold one is
+// taken to have used its parts. It returns the 10,000 heaviest at most, as the proxy plane does.
 func (p *Plane) Demands(all []shaper.Demand) []shaper.Demand {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -36,7 +48,11 @@ func (p *Plane) Demands(all []shaper.Demand) []shaper.Demand {
 		d := shaper.Demand{Key: k, Unsettled: boot < sg.settled[k]}
 		for tag := range p.tagsOf(k) {
 			if i := p.kernel.findHot(tag); i >= 0 {
-				p.kernel.hotBuckets[i].report(&d, sg.reportedAt)
+				b := &p.kernel.hotBuckets[i]
+				b.report(&d)
+				if at := atomic.LoadUint64(&b.ShortAt); at >= sg.reportedAt && sg.isShort(k, at) {
+					d.Waiting = 1
+				}
 			}
 		}
 		if d.Used > 0 || d.Waiting > 0 || d.Unsettled {
@@ -51,6 +67,7 @@ func (p *Plane) Demands(all []shaper.Demand) []shaper.Demand {
 		}
 	}
 	all, err := p.coldDemands(all, boot)
+	maps.DeleteFunc(sg.short, func(_ shaper.Key, run shortRun) bool { return boot >= run.last+uint64(shortGap) })
 	p.report("demands", err)
 	sg.reportedAt = boot
 	slices.SortFunc(all[own:], func(a, b shaper.Demand) int {
@@ -59,15 +76,24 @@ func (p *Plane) Demands(all []shaper.Demand) []shaper.Demand {
 	return all[:min(len(all), own+maxDemands)]
 }
 
-// report adds to d what was charged to b since the last report, and whether it was short.
-func (b *kernelHotBucket) report(d *shaper.Demand, last uint64) {
+// report adds to d what b was charged since the last report.
+func (b *kernelHotBucket) report(d *shaper.Demand) {
 	used := atomic.LoadUint64(&b.Used)
 	if more := int64(used - b.Reported); more > 0 { // less than 0 after a refund
 		d.Used, b.Reported = max(d.Used, leaky.Time(more)), used
 	}
-	if atomic.LoadUint64(&b.ShortAt) >= last {
-		d.Waiting = 1
+}
+
+// isShort records that packets found the bucket of k short at an instant, and reports whether they have for
+// long.
+func (sg *sharing) isShort(k shaper.Key, at uint64) bool {
+	run, ok := sg.short[k]
+	if !ok || at >= run.last+uint64(shortGap) {
+		run.since = at
 	}
+	run.last = max(run.last, at)
+	sg.short[k] = run
+	return at >= run.since+uint64(shortAfter)
 }
 
 // coldDemands appends the cold buckets that were short.
@@ -83,7 +109,7 @@ func (p *Plane) coldDemands(all []shaper.Demand, boot uint64) ([]shaper.Demand, 
 		n, err := p.kernel.ShortKeys.BatchLookupAndDelete(&cursor, tags[:], shorts[:], nil)
 		for i := range shorts[:n] {
 			k, ok := p.shortKey(&shorts[i])
-			if _, hot := sg.given[k]; ok && !hot {
+			if _, hot := sg.given[k]; ok && !hot && sg.isShort(k, shorts[i].At) {
 				all = append(all, shaper.Demand{Key: k, Used: used, Waiting: 1})
 			}
 		}

@@ -118,7 +118,7 @@ func Open(o Options) (_ *Plane, err error) {
 	p := &Plane{
 		log: o.Log, shaper: o.Shaper, clock: o.Clock, dir: pinDir(o.PinPath, o.Keys), pinLock: pinLock, kernel: k, sampler: sampler,
 		points: map[attach.Point]*point{}, faults: map[string]string{}, lastCounters: lastCounters{}, alarms: map[string]*capacityAlarm{},
-		programs: programCache{}, sharing: sharing{given: map[shaper.Key]uint32{}, settled: map[shaper.Key]uint64{}, reportedAt: uint64(boottime())},
+		programs: programCache{}, sharing: sharing{given: map[shaper.Key]uint32{}, settled: map[shaper.Key]uint64{}, short: map[shaper.Key]shortRun{}, reportedAt: uint64(boottime())},
 		quit: make(chan struct{}),
 	}
 	p.stopLoops = sync.OnceFunc(func() {

@@ -19,8 +19,9 @@ type sharing struct {
 	meters map[uint64]sharedMeter // of these limits, by number
 
 	settled    map[shaper.Key]uint64 // when all has left that was enqueued under more parts
-	reportedAt uint64                // the last call of Demands
-	told       bool                  // by this daemon
+	short      map[shaper.Key]shortRun
+	reportedAt uint64 // the last call of Demands
+	told       bool   // by this daemon
 }
 
 // sharedLimit is a shared limit as the programs have it.
@@ -133,7 +134,7 @@ func (l *sharedLimit) tags(key [2]uint64, newConns bool) func(yield func(tag, ha
 
 // followPolicy gives the buckets of a policy that is about to take effect what they may use. Those of the
 // one before keep what they have.
-func (p *Plane) followPolicy(policy *shaper.Policy, n numbers) {
+func (p *Plane) followPolicy(policy *shaper.Policy, n numbers, attachments []shaper.Attachment) {
 	sg, before := &p.sharing, p.sharing.meters
 	sg.limits, sg.meters = map[uint32]sharedLimit{}, map[uint64]sharedMeter{}
 	for i := range policy.Shared().All {
@@ -144,11 +145,15 @@ func (p *Plane) followPolicy(policy *shaper.Policy, n numbers) {
 		k := encodeLimit(policy, i, n.limits[l.Name], p.kernel.Hashes)
 		sg.limits[policy.State(i).ID] = sharedLimit{k, l.Key, n.attachments}
 		for j := range k.Meter {
-			m := sharedMeter{rate: [2]uint64{k.Meter[j].Rate.Mult, k.Meter[j].Rate.Shift}, burst: k.Meter[j].Burst, maxDelay: k.MaxDelay}
-			if j == int(meterNew) {
+			m := sharedMeter{rate: [2]uint64{k.Meter[j].Rate.Mult, k.Meter[j].Rate.Shift}, burst: k.Meter[j].Burst}
+			switch {
+			case !shapes(policy, i, attachments):
+			case j == int(meterNew):
 				m.maxDelay = k.QueueTimeout
-			} else if policy.ChargedOnArrival()&(1<<i) != 0 {
-				m.hold = k.LongestDelay
+			case policy.ChargedOnArrival()&(1<<i) != 0:
+				m.maxDelay, m.hold = k.MaxDelay, k.LongestDelay
+			default:
+				m.maxDelay = k.MaxDelay
 			}
 			number := meterOf(k.Meter[j].Tag)
 			if sg.meters[number] = m; before[number] != m {
@@ -157,6 +162,13 @@ func (p *Plane) followPolicy(policy *shaper.Policy, n numbers) {
 		}
 	}
 	p.reshare(false)
+}
+
+// shapes reports whether packets wait under limit i of a policy.
+func shapes(policy *shaper.Policy, i int, attachments []shaper.Attachment) bool {
+	return slices.ContainsFunc(attachments, func(a shaper.Attachment) bool {
+		return a.Shapes() && policy.OriginSet(policy.AttachmentIndex(a.Name))&(1<<i) != 0
+	})
 }
 
 // reshare tells the programs again what was given. If it is all, other buckets are cold again.

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* What is needed of the limits that hosts share, for the daemon, which asks for parts. A hot bucket
- * counts what it was charged, and when it was last short: when it refused a packet, or delayed it for
- * SHORT_AFTER. Of the other buckets those are recorded that are short. */
+ * counts what it was charged and what it refused, and remembers when it was last short: when it
+ * refused a packet, or delayed it for SHORT_AFTER. Of the other buckets those are recorded that are
+ * short. */
 #pragma once
 
 #include "charge_shared.h"
@@ -42,6 +43,8 @@ static __always_inline void note_short(const struct policy *p, const struct scra
 
 	if (b) {
 		*(volatile __u64 *)&b->short_at = s->now + s->suspended;
+		if (s->decision.verdict == VERDICT_REFUSE)
+			__sync_fetch_and_add(&b->used, c->cost[j]);
 		return;
 	}
 	known = bpf_map_lookup_elem(&short_keys, &tag);

@@ -82,7 +82,7 @@ struct hot_bucket {
 	__u64 current;
 	struct hot_share copy[2];
 	__u64 hash;	/* of its key and meter, for user space */
-	__u64 used;	/* cost of all that was charged */
+	__u64 used;	/* cost of all that was charged or refused */
 	__u64 reported; /* as much of it as user space has reported */
 	__u64 short_at; /* see demand.h; ticks of CLOCK_BOOTTIME */
 };

@@ -129,7 +129,6 @@ func (s *server) serve(ctx context.Context) error {
 	if s.proxy, err = conn.New(conn.Options{Shaper: s.shaper, Clock: s.clock, Log: s.log, TrafficLog: s.traffic, OnShort: s.group.short}); err != nil {
 		return err
 	}
-	s.group.planes, s.group.slotsInUse = []member.Plane{s.proxy}, s.proxy.SharesSlots
 	if s.options.State != "" {
 		s.saver = newSaver(s.options.overridesPath(), s.log)
 		defer s.saver.close()
@@ -142,6 +141,7 @@ func (s *server) serve(ctx context.Context) error {
 	}
 	s.store.markStored(s.proxy.Inherit(fds))
 	s.plane = &packetPlane{shaper: s.shaper, clock: s.clock, proxy: s.proxy, log: s.log}
+	s.group.planes, s.group.slotsInUse = []member.Plane{s.proxy, &s.plane.shares}, s.proxy.SharesSlots
 	ctx, s.controller.stop = context.WithCancel(ctx)
 	defer s.controller.stop()
 	closeControl, err := s.serveControl(l.Config)

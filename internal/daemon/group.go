@@ -217,7 +217,10 @@ func (n sharedNames) byTickets(p *shaper.Policy, k shaper.Key) bool {
 func (n sharedNames) Key(name string) (k shaper.Key, plane int, ok bool) {
 	p := n.Policy()
 	k, limit, err := p.ParseShareName(name)
-	return k, 0, err == nil && !p.Limit(limit).InPacketPlane() && n.Name(k, cluster.IsSlots(name)) == name
+	if err == nil && p.Limit(limit).InPacketPlane() {
+		plane = 1
+	}
+	return k, plane, err == nil && n.Name(k, cluster.IsSlots(name)) == name
 }
 
 func (n sharedNames) Always() []string { return n.Policy().UnkeyedShares() }

@@ -25,6 +25,7 @@ type packetPlane struct {
 	log       *slog.Logger
 	plane     *bpf.Plane
 	published atomic.Pointer[bpf.Plane] // plane, for readers in other goroutines
+	shares    packetShares
 }
 
 // PacketStatus returns the status for metrics and the API.
@@ -141,6 +142,7 @@ func (c *planeChange) finish() {
 		return
 	}
 	c.published.Store(c.plane)
+	c.shares.use(c.plane)
 	if c.closing {
 		c.close()
 	}
@@ -152,6 +154,7 @@ func (p *packetPlane) close() {
 		return
 	}
 	p.published.Store(nil)
+	p.shares.use(nil)
 	p.proxy.OnSocket(nil)
 	if err := p.plane.Close(); err != nil {
 		p.log.Error("detaching failed", "err", err)

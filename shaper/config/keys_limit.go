@@ -53,11 +53,12 @@ var limitKeys = keys{
 		doc:   "Bits of an IPv6 source that make the key; 64 is the prefix of one site.",
 	},
 	{
-		name: "shared", typ: booleanType, def: "false", needs: []condition{notPerConnection, atListeners("unsupported at attachments: hosts share the limits of listeners")},
+		name: "shared", typ: booleanType, def: "false", needs: []condition{notPerConnection},
 		field:    fieldOf(func(l *shaper.Limit) *bool { return &l.Shared }),
 		omitZero: true,
 		doc: "One bucket for all hosts of the group in `[shared]`, for each key: together they stay within the rates " +
-			"and caps. Hosts borrow slots of `max_connections` from each other, so it may be less than `hosts`. Listeners in `match` or `key` need the " +
+			"and caps. Hosts borrow slots of `max_connections` from each other, so it may be less than `hosts`. At attachments each " +
+			"host has 1 / `hosts` of them, rounded down. Listeners and attachments in `match` or `key` need the " +
 			"same names on all hosts. An override counts on its host alone: hosts share parts of a limit, and " +
 			"each applies its parts to its own values.",
 	},

@@ -118,6 +118,11 @@ func (l *loader) checkShared() {
 		}
 		return
 	}
+	for _, i := range limits {
+		if most := l.c.Limits[i].MaxConnections; l.c.Limits[i].InPacketPlane() && most > 0 && most < s.Hosts {
+			l.limits[i].errorf("max_connections", "must be at least %d, the hosts that share it, not %d: at attachments each has an equal part", s.Hosts, most)
+		}
+	}
 	bad := func(key, format string, args ...any) {
 		l.add(l.set["[shared]"+key], key+": "+fmt.Sprintf(format, args...))
 	}

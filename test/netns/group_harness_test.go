@@ -51,6 +51,7 @@ type gateway struct {
 	state    string // path
 	password string // path
 	shared   string // lines of [shared], in addition to hosts
+	pins     string // path; empty if it has a listener, else an attachment
 	wrapper  []string
 	stored   map[string]*os.File // listening sockets
 	daemon   *daemon
@@ -102,6 +103,9 @@ func groupAllowed() float64 { return groupSize * (0.004*groupRate + 2*1448) }
 
 // text returns the configuration of a gateway.
 func (g *group) text(gw *gateway) string {
+	if gw.pins != "" {
+		return g.packetText(gw)
+	}
 	at := netip.AddrPortFrom(netip.IPv4Unspecified(), groupPort)
 	return fmt.Sprintf(`[daemon]
 observe = false
