@@ -17,7 +17,7 @@ address = ["tcp://127.0.0.1:5432"]
 downstream = ["127.0.0.1:5433"]
 [shared]
 hosts = 3
-store = "redis://127.0.0.1"
+store = "redis://127.0.0.1:6379"
 [[limit]]
 name = "l"
 shared = true
