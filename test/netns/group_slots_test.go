@@ -24,7 +24,7 @@ const (
 	mostSlots     = groupSlots - 2*ownSlots    // that one gateway can have
 	fairSlots     = groupSlots / groupSize     // of each gateway, if all have load
 	shortestVisit = 100 * time.Millisecond     // of a connection at the downstream
-	slotsFollow   = time.Second                // from a change of the load to slots where it is
+	slotsFollow   = 3 * time.Second            // from a change of the load to slots where it is; 0.3 s if the machine is not busy
 )
 
 // A slotsLoad keeps up connections through all gateways to a server that counts them, and ends them.
