@@ -162,14 +162,14 @@ func (c *call) read() {
 			b.holders[c.q.Host] = h
 		}
 		has, want, weight := c.has(b, h, it), max(0, min(it.Want, Whole)), max(1, min(it.Weight, MaxWeight))
-		free, begins := has < h.parts || want < h.want || weight < h.weight, h.want == 0
+		free := has < h.parts || want < h.want || weight < h.weight
 		h.parts, h.want, h.weight = has, want, weight
 		if want > 0 && b.tickets || has > floor || want > floor {
 			b.wanted = c.now
 		}
 		switch {
-		case b.tickets && begins:
-			b.queue(c.q.Host)
+		case b.tickets:
+			h.at, h.turn = c.now, max(h.turn, b.turn)
 		case free && !b.tickets:
 			s.markShort(it.Key, b, c.q.Host)
 		}

@@ -10,11 +10,12 @@ type Lease struct {
 	End, AloneAt         Time // by the host's clock
 	Cold, Between, Alone int64
 	SlotsCold            int64 // of cold buckets of slots; these do not end with the lease
+	Hosts                int   // among which slots are divided: if the ledger knows of more hosts, there are more
 }
 
 // Lease returns the current lease, which changes with each reply.
 func (h *Host) Lease() Lease {
-	l := Lease{End: h.leaseEnd, AloneAt: h.floorAt, Cold: h.floor(), Between: h.floor(), Alone: h.floor()}
+	l := Lease{End: h.leaseEnd, AloneAt: h.floorAt, Cold: h.floor(), Between: h.floor(), Alone: h.floor(), Hosts: max(h.Params.Hosts, h.others.Hosts)}
 	switch {
 	case h.leased:
 		l.End = h.renewedAt + h.lease()

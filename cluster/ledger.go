@@ -84,7 +84,11 @@ type member struct {
 type bucket struct {
 	slots   bool
 	tickets bool
-	at      Time  // of tickets: when the next unit may leave; 0 while some may not know that it is hot
+
+	// Of tickets.
+	last    Time  // when the last unit that was sold leaves; 0 while some may not know that it is hot
+	every   Time  // from one unit to the next, when it was sold
+	turn    int64 // of the host that it was sold to
 	version int64 // of its event
 	wanted  Time  // when a host last wanted or had more than its floor
 	holders map[string]*holder
@@ -93,8 +97,11 @@ type bucket struct {
 // holder is what a host has of a bucket, and wants.
 type holder struct {
 	parts, want, weight int64
-	turn                int64 // of tickets: who has the least is next
-	generation          int64
+
+	// Of tickets.
+	turn       int64 // who has the least is next
+	at, every  Time  // of the last call that asked for some, and the time from one unit to the next there
+	generation int64
 }
 
 // Call processes a call that arrives at now, by the ledger's clock.

@@ -1,9 +1,6 @@
 package cluster
 
-import (
-	"math"
-	"strings"
-)
+import "strings"
 
 // TicketsPrefix begins the keys of buckets of tickets: low rates, of which a host's part would be less
 // than a unit in the time of a lease. Parts of such a rate would make each host's units wait for those of
@@ -57,54 +54,49 @@ func (c *call) sellAll() (sales []Sale) {
 	return sales
 }
 
-// sell sells tickets of b, unless it is the turn of another host that wants some. If there is one it sells one.
+// sell sells tickets of b, unless it is the turn of another host that asks for some and could have one. If there
+// is one that asks it sells one. Hosts take turns by start-time fair queueing.
 func (s *state) sell(b *bucket, host string, it *Item, now Time) Sale {
 	h := b.holders[host]
 	most := min(h.want, MaxTickets)
+	due := now + s.params.ahead()
+	// An island of m of N hosts has m/N of the rate.
+	live := Time(s.countLive(now))
+	if mutant("tickets-no-islands") {
+		live = Time(s.params.Hosts)
+	}
+	h.every = (it.Every*Time(s.params.Hosts) + live - 1) / live
+	if b.last == 0 {
+		b.last, b.every = now, h.every // until now, hosts used their floors
+	}
 	for name, o := range b.holders {
 		switch {
-		case name == host || o.want == 0 || now >= s.members[name].at+s.params.Lease/2:
+		case name == host || o.want == 0 || now >= o.at+s.params.Lease/2 || b.last+o.every > due:
 		case o.turn < h.turn:
 			return Sale{}
 		default:
 			most = min(most, 1)
 		}
 	}
-	// An island of m of N hosts has m/N of the rate.
-	live := Time(s.countLive(now))
-	if mutant("tickets-no-islands") {
-		live = Time(s.params.Hosts)
+	at := max(b.last+h.every, now-it.Burst)
+	if h.every != b.every {
+		at = max(at, now) // what was not used of another rate is no credit of this one
 	}
-	every := (it.Every*Time(s.params.Hosts) + live - 1) / live
-	if b.at == 0 {
-		b.at = now + every // until now, hosts used their floors
-	}
-	at := max(b.at, now-it.Burst)
-	sale := Sale{Key: it.Key, At: at - now, Every: every}
-	for ; sale.N < most && at <= now+s.params.ahead(); at += every {
+	sale := Sale{Key: it.Key, At: at - now, Every: h.every}
+	for ; sale.N < most && at <= due; at += h.every {
 		sale.N++
+		b.last = at
 	}
 	if sale.N > 0 {
-		b.at = at
+		b.every, b.turn = h.every, max(b.turn, h.turn)
 		h.want -= sale.N
-		h.turn += sale.N * (Whole / h.weight)
+		h.turn += sale.N * (Whole / min(h.weight, mostTurns))
 	}
 	return sale
 }
 
-// queue puts a host that begins to want tickets of b behind those that do.
-func (b *bucket) queue(host string) {
-	h := b.holders[host]
-	first := int64(math.MaxInt64)
-	for name, o := range b.holders {
-		if name != host && o.want > 0 {
-			first = min(first, o.turn)
-		}
-	}
-	if first < math.MaxInt64 {
-		h.turn = max(h.turn, first)
-	}
-}
+// mostTurns is how many turns a host gets for one of another: however many sources wait there, the others are served.
+const mostTurns = 16
 
 // WantTickets says how many units of a bucket of tickets wait, at most [MaxTickets], from how many sources, and
 // its rate: the time from one unit to the next, and the burst as such a time, both at most [MaxEvery].

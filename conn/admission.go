@@ -216,7 +216,7 @@ func (a *admission) countRefusal(gt *gate, why shaper.Reason, source netip.Addr,
 	gt.state.Connections.Add(shaper.Refuse, why, 1)
 	recordRefusal(a.shaper, gt.state, gt.limitKey(), source, now)
 	a.sharing.lending.miss(gt)
-	a.sharing.miss(gt, why)
+	a.sharing.miss(gt, now)
 }
 
 // swap changes to a new policy, which publish makes current everywhere else. Waiters keep their

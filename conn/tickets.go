@@ -56,8 +56,8 @@ func (gt *gate) depart(now leaky.Time) leaky.Time {
 }
 
 // miss records that a connection was refused at gt, for want of a ticket.
-func (sg *sharing) miss(gt *gate, why shaper.Reason) {
-	if why == shaper.ByNewConnections && gt.share != nil {
+func (sg *sharing) miss(gt *gate, now leaky.Time) {
+	if gt.share != nil && gt.atRate(now) {
 		gt.tickets.missed++
 		sg.list(gt.share)
 		sg.beShort(gt.share)

@@ -408,6 +408,9 @@ func (m *Member) apply() {
 				given = &shares[plane].Slots
 				m.slots.know(m.sampledAt, name)
 			}
+			if cluster.IsTickets(name) {
+				m.tickets.know(name)
+			}
 			*given = append(*given, shaper.KeyParts{Key: key, Parts: uint32(parts)})
 		}
 	}
@@ -448,6 +451,6 @@ func (m *Member) planeLease(l cluster.Lease) shaper.Lease {
 	return shaper.Lease{
 		End: planeTime(l.End, hostNow, now), AloneAt: planeTime(l.AloneAt, hostNow, now) + leaky.Second/1000,
 		Cold: uint32(l.Cold), Between: uint32(l.Between), Alone: uint32(l.Alone),
-		Hosts: m.Options.Host.Params.Hosts, SlotsCold: uint32(l.SlotsCold),
+		Hosts: l.Hosts, SlotsCold: uint32(l.SlotsCold),
 	}
 }

@@ -34,12 +34,19 @@ func (t *ticketDemands) begin() {
 
 // add adds what a plane needs of a bucket to the sample.
 func (t *ticketDemands) add(name string, d shaper.Demand) {
+	u := t.know(name)
+	u.Demand, u.sampled = d, true
+}
+
+// know returns what is known of a bucket. One that is hot must be told again and again that the host does not want
+// it, so that the ledger can make it cold.
+func (t *ticketDemands) know(name string) *ticketDemand {
 	u := t.buckets[name]
 	if u == nil {
 		u = &ticketDemand{}
 		t.buckets[name] = u
 	}
-	u.Demand, u.sampled = d, true
+	return u
 }
 
 // bought records that the host has bought a ticket, of which the last sample did not know.
@@ -61,9 +68,9 @@ func (t *ticketDemands) tell(now, interval cluster.Time) (call bool) {
 			u.asked = true
 		case u.told == 0 && now-u.toldAt < tellAgain:
 			continue
-		case u.told == 0 && !u.sampled:
-			delete(t.buckets, name) // told again, so that the ledger can make it cold
-			fallthrough
+		case u.told == 0 && !u.sampled && !t.host.Share(name, now).Hot:
+			delete(t.buckets, name)
+			continue
 		default:
 			u.asked = false
 		}

@@ -204,14 +204,15 @@ func (n sharedNames) Name(k shaper.Key, slots bool) string {
 }
 
 // byTickets reports whether new connections of a bucket pass by tickets: a host's part would be less than one in
-// the time of a lease.
+// the time of a lease, and they can wait for a ticket.
 func (n sharedNames) byTickets(p *shaper.Policy, k shaper.Key) bool {
 	i := p.LimitOf(k)
 	if i < 0 || k.Limit&1 == 0 {
 		return false
 	}
 	l, every := p.Limit(i), p.NewConnections(i).Packets.Cost(1)
-	return l.NewConnections.N > 0 && !l.InPacketPlane() && !l.Observe && every.Duration() > n.Lease.Duration()/time.Duration(n.Hosts)
+	return l.NewConnections.N > 0 && l.MaxQueue > 0 && l.QueueTimeout > 0 && !l.InPacketPlane() && !l.Observe &&
+		every.Duration() > n.Lease.Duration()/time.Duration(n.Hosts)
 }
 
 func (n sharedNames) Key(name string) (k shaper.Key, plane int, ok bool) {

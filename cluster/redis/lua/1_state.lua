@@ -12,10 +12,11 @@
 
 local WHOLE, MAX_WEIGHT = 1048576, 65536
 local BACK_STEP, SLOW_REPLY, KNOWLEDGE_LAG = 20000, 50000, 100000
-local SPARE, EVENT_PAGE, MAX_BUCKETS, MAX_SNAPSHOT, MAX_TICKETS = WHOLE / 32, 256, 100000, 1000, 64
+local SPARE, EVENT_PAGE, MAX_BUCKETS, MAX_SNAPSHOT, MAX_TICKETS, MOST_TURNS = WHOLE / 32, 256, 100000, 1000, 64, 16
 
--- A bucket has its version, wanted and at, and SIZE fields of each holder: generation, parts, want, weight, turn.
-local FIRST, SIZE = 4, 5
+-- A bucket has its version, wanted, last, every and turn, and SIZE fields of each holder: generation, parts, want, weight,
+-- turn, at, every.
+local FIRST, SIZE = 6, 7
 -- Fields of the state. Of later formats, the first two stay what they are.
 local FORMAT, LAST, HOSTS, LEASE, STEP, STRICT, RUN, EPOCH, BEGAN, SETTLE_AT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 local VERSION, GENERATION, MEMBERS, BUCKETS, COLD, MARKS, GONE = 11, 12, 13, 14, 15, 16, 17

@@ -26,15 +26,6 @@ local function told(key)
   end
 end
 
--- Puts a host that begins to want tickets behind those that do.
-local function queue(b, mine)
-  local first
-  for i = FIRST, #b, SIZE do
-    if i ~= mine and b[i + 2] > 0 and (not first or b[i + 4] < first) then first = b[i + 4] end
-  end
-  if first then b[mine + 4] = max(b[mine + 4], first) end
-end
-
 local function item(key, has, want, weight, every, burst)
   local b, slots, tickets = bucket(key), isSlots(key), isTickets(key)
   if not b then
@@ -46,13 +37,14 @@ local function item(key, has, want, weight, every, burst)
     s[VERSION], s[BUCKETS] = s[VERSION] + 1, s[BUCKETS] + 1
     s[COLD] = s[COLD] - call('ZREM', KEYS[4], key)
     call('ZADD', KEYS[3], s[VERSION], key)
-    b = { s[VERSION], now, 0 }
+    b = { s[VERSION], now, 0, 0, 0 }
     buckets[key] = b
   end
   local mine = purge(key, b, slots)
   if not mine then
     mine = #b + 1
-    b[mine], b[mine + 1], b[mine + 2], b[mine + 3], b[mine + 4] = m[OF], 0, 0, 0, 0
+    b[mine] = m[OF]
+    for k = 1, SIZE - 1 do b[mine + k] = 0 end
   end
   local parts = b[mine + 1]
   if tickets then
@@ -67,7 +59,7 @@ local function item(key, has, want, weight, every, burst)
     if has > may then has, cut = may, true end
   end
   want, weight = max(0, min(want, WHOLE)), max(1, min(weight, MAX_WEIGHT))
-  local free, begins = has < parts or want < b[mine + 2] or weight < b[mine + 3], b[mine + 2] == 0
+  local free = has < parts or want < b[mine + 2] or weight < b[mine + 3]
   b[mine + 1], b[mine + 2], b[mine + 3] = has, want, weight
   if want > 0 and tickets or has > share or want > share then b[2] = now end
   dirty[key] = true
@@ -75,7 +67,7 @@ local function item(key, has, want, weight, every, burst)
     if free then markShort(key, b, mine) end
     told(key)
   else
-    if begins then queue(b, mine) end
+    b[mine + 5], b[mine + 4] = now, max(b[mine + 4], b[5])
     asked[#asked + 1] = { key, every, burst }
   end
   demote(key, b, share)
@@ -177,27 +169,27 @@ for _, key in ipairs(list) do
     grants[n + 1], grants[n + 2], grants[n + 3] = key, parts, bit(short) + 2 * bit(tight)
   end
 end
-local function sell(key, b, mine, every, burst)
-  local most = min(b[mine + 2], MAX_TICKETS)
+local function sell(b, mine, each, burst)
+  local most, due, count = min(b[mine + 2], MAX_TICKETS), now + floor(s[LEASE] / 4), countLive(now)
+  local every = math.ceil(each * s[HOSTS] / count)
+  b[mine + 6] = every
+  if b[3] == 0 then b[3], b[4] = now, every end
   for i = FIRST, #b, SIZE do
-    local o = alive[b[i]]
-    if i ~= mine and b[i + 2] > 0 and now < o[AT] + floor(s[LEASE] / 2) then
+    if i ~= mine and b[i + 2] > 0 and now < b[i + 5] + floor(s[LEASE] / 2) and b[3] + b[i + 6] <= due then
       if b[i + 4] < b[mine + 4] then return 0 end
       most = min(most, 1)
     end
   end
-  local count = countLive(now)
-  every = math.ceil(every * s[HOSTS] / count)
-  if b[3] == 0 then b[3] = now + every end
-  local at = max(b[3], now - burst)
+  local at = max(b[3] + every, now - burst)
+  if every ~= b[4] then at = max(at, now) end
   local offset, n = at - now, 0
-  while n < most and at <= now + floor(s[LEASE] / 4) do
-    n, at = n + 1, at + every
+  while n < most and at <= due do
+    b[3], n, at = at, n + 1, at + every
   end
   if n > 0 then
-    b[3], b[mine + 2], b[mine + 4] = at, b[mine + 2] - n, b[mine + 4] + n * floor(WHOLE / b[mine + 3])
+    b[4], b[5], b[mine + 2] = every, max(b[5], b[mine + 4]), b[mine + 2] - n
+    b[mine + 4] = b[mine + 4] + n * floor(WHOLE / min(b[mine + 3], MOST_TURNS))
   end
-  dirty[key] = true
   return n, offset, every
 end
 
@@ -205,7 +197,7 @@ local sales = {}
 for _, a in ipairs(asked) do
   local key, b = a[1], bucket(a[1])
   if b and settled and b[1] <= knownNow and live(m) then
-    local n, offset, every = sell(key, b, purge(key, b), a[2], a[3])
+    local n, offset, every = sell(b, purge(key, b), a[2], a[3])
     if n > 0 then
       local k = #sales
       sales[k + 1], sales[k + 2], sales[k + 3], sales[k + 4] = key, n, offset, every
