@@ -253,8 +253,8 @@ func TestGroup_Slots(t *testing.T) {
 	l.check("a gateway left, and came back")
 }
 
-// TestGroup_SlotsReload reloads gateways while connections are in flight.
-func TestGroup_SlotsReload(t *testing.T) {
+// TestLongGroupSlotsReload reloads gateways while connections are in flight.
+func TestLongGroupSlotsReload(t *testing.T) {
 	g := newGroup(t)
 	g.useRedis()
 	l := g.startSlots()
