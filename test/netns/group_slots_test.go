@@ -37,6 +37,8 @@ type slotsLoad struct {
 	clients  [groupSize]int // that connect through a gateway
 	inFlight [groupSize]int // as the server sees it
 	most     int            // at one time, of all
+	mostBy   [groupSize]int // of these, through each gateway, and when
+	mostAt   time.Time
 	served   int
 	ended    bool
 }
@@ -96,7 +98,9 @@ func (l *slotsLoad) count(i, n int) {
 	for _, n := range l.inFlight {
 		sum += n
 	}
-	l.most = max(l.most, sum)
+	if sum > l.most {
+		l.most, l.mostBy, l.mostAt = sum, l.inFlight, time.Now()
+	}
 	l.served += max(0, n)
 }
 
@@ -187,7 +191,7 @@ func (l *slotsLoad) check(what string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.most > groupSlots {
-		l.g.t.Errorf("%s: %d connections were in flight, more than %d", what, l.most, groupSlots)
+		l.g.t.Errorf("%s: %d connections were in flight, %v, at %v, more than %d", what, l.most, l.mostBy, l.mostAt.UTC(), groupSlots)
 	}
 	if l.served < 20 {
 		l.g.t.Errorf("%s: only %d connections were served", what, l.served)
