@@ -126,14 +126,16 @@ func (ld *lending) set(s *shaper.Shares, now leaky.Time) {
 	}
 	if s.Reset {
 		cold = slices.AppendSeq(cold, maps.Keys(ld.given))
-		ld.policy = ld.admission.policy
 	}
 	for _, k := range cold {
 		delete(ld.given, k)
 	}
-	if s.Reset && ld.fresh {
-		ld.fresh = false
-		ld.updateAll()
+	if s.Reset && (s.Policy == nil || s.Policy == ld.admission.policy) {
+		ld.policy = ld.admission.policy
+		if ld.fresh {
+			ld.fresh = false
+			ld.updateAll()
+		}
 	}
 	ld.setTerms()
 	ld.give(s.Slots)

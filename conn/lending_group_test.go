@@ -106,6 +106,7 @@ func (n onePool) Name(_ shaper.Key, slots bool) string {
 }
 func (n onePool) Key(name string) (shaper.Key, int, bool) { return n.key, 0, name == "#cap" }
 func (onePool) Always() []string                          { return nil }
+func (onePool) Policy() *shaper.Policy                    { return nil }
 
 // begin starts host i anew. Of a host that ran, all connections end.
 func (s *lenders) begin(i int) {

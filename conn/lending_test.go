@@ -230,9 +230,13 @@ func TestLending_BecomesShared(t *testing.T) {
 		}
 	}
 	limit.Shared = true
+	was := r.shaper.Policy()
 	r.swap(limit)
 	r.admission.sharing.reload(r.now)
 	r.sleep(0)
+	late := shares
+	late.Policy = was // the member did not know of the reload yet
+	r.setShares(late)
 	r.visitPort("10.0.0.1", 2, nil)
 	for range 6 {
 		r.visitPort("10.0.0.1", 3, nil)

@@ -129,7 +129,8 @@ func (n oneRate) Name(shaper.Key, bool) string { return n.name }
 func (n oneRate) Key(name string) (shaper.Key, int, bool) {
 	return n.key, 0, name == n.name
 }
-func (oneRate) Always() []string { return nil }
+func (oneRate) Always() []string       { return nil }
+func (oneRate) Policy() *shaper.Policy { return nil }
 
 // startTicketGroup starts hosts that share a rate. So many times of what it allows arrive, at random times.
 func startTicketGroup(t *testing.T, hosts int, every time.Duration, tickets bool, load float64, random *rand.Rand) *ticketGroup {

@@ -43,6 +43,10 @@ type Shares struct {
 	Cold  []Key      // buckets that are cold again
 	Reset bool       // all buckets and pools are cold but those in Given and Slots
 
+	// Policy is that of which all keys are; nil is the current one. Of a later one a Reset does not say which
+	// pools are hot that this one does not have.
+	Policy *Policy
+
 	Tickets []Ticket // new connections that may pass, given after the changes above
 
 	// The same for pools of slots. Key.Limit is the ID of a limit's state.

@@ -39,6 +39,8 @@ type Names interface {
 	Name(k shaper.Key, slots bool) string
 	// Key returns the key of a bucket or pool, and which of the planes has it; false if it has none such.
 	Key(name string) (key shaper.Key, plane int, ok bool)
+	// Policy returns the policy to which keys and names belong now.
+	Policy() *shaper.Policy
 	// Always returns the names of buckets that are sampled even if they are idle: those of limits
 	// without key.
 	Always() []string
@@ -399,7 +401,7 @@ func (m *Member) apply() {
 		return
 	}
 	m.lease, m.resample = lease, m.resample || changed
-	shares := make([]shaper.Shares, len(m.Planes))
+	shares, policy := make([]shaper.Shares, len(m.Planes)), m.Names.Policy()
 	for _, name := range hot {
 		if key, plane, ok := m.Names.Key(name); ok {
 			parts, _ := m.host.Parts(name)
@@ -432,7 +434,7 @@ func (m *Member) apply() {
 	}
 	planeLease := m.planeLease(lease)
 	for i, p := range m.Planes {
-		shares[i].Lease, shares[i].Reset = planeLease, all
+		shares[i].Lease, shares[i].Reset, shares[i].Policy = planeLease, all, policy
 		p.SetShares(shares[i])
 	}
 }

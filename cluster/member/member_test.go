@@ -116,7 +116,8 @@ func (oneName) Name(shaper.Key, bool) string { return "db" }
 func (oneName) Key(name string) (shaper.Key, int, bool) {
 	return shaper.Key{Limit: 2}, 0, name == "db"
 }
-func (oneName) Always() []string { return []string{"db"} }
+func (oneName) Always() []string       { return []string{"db"} }
+func (oneName) Policy() *shaper.Policy { return nil }
 
 func startMembers(ctx context.Context, n int) (*memoryStore, []*fakePlane, []*Member) {
 	return startSome(ctx, n, n)
