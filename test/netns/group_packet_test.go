@@ -113,7 +113,6 @@ func TestGroup_Packets(t *testing.T) {
 		}
 	}
 	outage("redis stopped", func() { must(t, r.Signal(unix.SIGSTOP)) }, func() { must(t, r.Signal(unix.SIGCONT)) })
-	outage("redis killed, back empty", r.kill, r.start)
 	outage("all daemons stopped", signal(unix.SIGSTOP), signal(unix.SIGCONT))
 	dead := g.gateways[1]
 	outage("a daemon killed", func() { g.kill(dead) }, func() {})
