@@ -170,7 +170,7 @@ func (c *call) read() {
 		switch {
 		case b.tickets:
 			h.at, h.turn = c.now, max(h.turn, b.turn)
-		case free && !b.tickets:
+		case free:
 			s.markShort(it.Key, b, c.q.Host)
 		}
 		if !b.tickets {

@@ -6,7 +6,7 @@ import "strings"
 //
 // Slots are lent like parts of a rate, except that they do not end with a lease: the connections of a host
 // that is away are still in flight. So
-//   - what a host says that it has is the truth, and counts until it says less, it starts anew, it leaves,
+//   - what a host says that it has is the truth, and counts until it says less, it is restarted, it leaves,
 //     or an operator says that it does not exist;
 //   - more is lent only while all hosts have told what they have in this epoch, and their parts are not scaled
 //     by the hosts that are counted;

@@ -306,7 +306,7 @@ __noinline __u64 share_when(__u32 hot, __u64 value, __u64 boot)
 	return NEVER;
 }
 
-/* This host's part of a limit on connections in flight-> */
+/* This host's part of a limit on connections in flight. */
 static __always_inline __u32 share_of_connections(__u32 max)
 {
 	__u32 zero = 0, hosts;

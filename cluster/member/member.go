@@ -406,11 +406,11 @@ func (m *Member) apply() {
 		if key, plane, ok := m.Names.Key(name); ok {
 			parts, _ := m.host.Parts(name)
 			given := &shares[plane].Given
-			if cluster.IsSlots(name) {
+			switch {
+			case cluster.IsSlots(name):
 				given = &shares[plane].Slots
 				m.slots.know(m.sampledAt, name)
-			}
-			if cluster.IsTickets(name) {
+			case cluster.IsTickets(name):
 				m.tickets.know(name)
 			}
 			*given = append(*given, shaper.KeyParts{Key: key, Parts: uint32(parts)})
