@@ -84,6 +84,14 @@ func (l *Limit) CountsConnections() bool { return l.MaxConnections > 0 || l.NewC
 // attachments each has a fixed part.
 func (l *Limit) HasPool() bool { return l.Shared && l.MaxConnections > 0 && !l.InPacketPlane() }
 
+// NeedsTickets reports whether new connections of a limit that hosts share pass by tickets of the ledger: a host's part
+// would be less than one in the time of a lease, and they can wait for a ticket. It depends on what hosts agree about
+// alone, or one would use the bucket of tickets and another that of parts: so max_queue has no say.
+func (l *Limit) NeedsTickets(hosts int, lease time.Duration) bool {
+	return l.NewConnections.N > 0 && l.QueueTimeout > 0 && !l.InPacketPlane() && !l.Observe &&
+		leaky.NewRate(l.NewConnections.N, l.NewConnections.Per).Cost(1).Duration() > lease/time.Duration(hosts)
+}
+
 // shape returns the shape of the buckets of l.
 func (l *Limit) shape() leaky.Shape {
 	s := leaky.Shape{

@@ -1,6 +1,13 @@
 package shaper
 
-import "shaperd.dev/shaperd/leaky"
+import (
+	"cmp"
+	"math/rand/v2"
+	"slices"
+	"sort"
+
+	"shaperd.dev/shaperd/leaky"
+)
 
 // Whole is a shared bucket in parts: all hosts together use at most so many.
 const Whole = 1 << 20
@@ -12,12 +19,13 @@ const Whole = 1 << 20
 //
 // The zero Lease is that of a host that may use nothing.
 type Lease struct {
-	// Until End a bucket has its parts, then until AloneAt at most Between, and then Alone.
+	// Until End a bucket has its parts, then until AloneAt at most Between, and then Alone. Until AloneAt a
+	// bucket that is not cold has, besides, no more than its parts less Withheld / Whole of them.
 	// Both are instants of the daemon's clock that goes on while the machine is suspended, see
 	// Boot of the pacer's clock, and End is not later than AloneAt.
 	End, AloneAt leaky.Time
 
-	Cold, Between, Alone uint32 // parts, at most Whole
+	Cold, Between, Alone, Withheld uint32 // parts, at most Whole
 
 	// Hosts is the number of hosts that may exist, and SlotsCold the parts of a pool of slots that
 	// no one has asked parts for. See Slots.
@@ -27,6 +35,16 @@ type Lease struct {
 
 // Parts returns what a bucket that was given parts may use at now.
 func (l *Lease) Parts(parts uint32, now leaky.Time) uint32 {
+	if now >= l.End && now < l.AloneAt {
+		parts = uint32(uint64(parts) * uint64(Whole-l.Withheld) / Whole)
+	}
+	return l.parts(parts, now)
+}
+
+// ColdParts returns what a cold bucket may use at now.
+func (l *Lease) ColdParts(now leaky.Time) uint32 { return l.parts(l.Cold, now) }
+
+func (l *Lease) parts(parts uint32, now leaky.Time) uint32 {
 	switch {
 	case now < l.End:
 		return parts
@@ -69,10 +87,40 @@ type KeyParts struct {
 	Parts uint32
 }
 
+// MaxDemands is the maximum number of buckets of rates that a plane reports at one time, besides those that are
+// unsettled.
+const MaxDemands = 10_000
+
+// HeaviestDemands returns those of all, whose order it changes, that are unsettled, as others must not use those, and
+// at most [MaxDemands] more: first those that sources wait for, then those of which most has left. If sources wait
+// for more, chance decides which, so that none is left out for long.
+func HeaviestDemands(all []Demand) []Demand {
+	slices.SortFunc(all, func(a, b Demand) int {
+		if a.Unsettled != b.Unsettled {
+			if a.Unsettled {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(min(b.Waiting, 1)-min(a.Waiting, 1), cmp.Compare(b.Used, a.Used))
+	})
+	unsettled := sort.Search(len(all), func(i int) bool { return !all[i].Unsettled })
+	rest := all[unsettled:]
+	n := sort.Search(len(rest), func(i int) bool { return rest[i].Waiting == 0 })
+	if n > MaxDemands {
+		rand.Shuffle(n, func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
+	}
+	return all[:unsettled+min(len(rest), MaxDemands)]
+}
+
 // Demand is what a plane needs of one shared bucket, or of one pool of slots.
 type Demand struct {
 	Key   Key
 	Slots bool // it is of a pool of slots: Used and Unsettled are not set
+
+	// Name is set for a pool that the policy has no name for any more, as its listener is gone while connections
+	// are in flight: see [Policy.ShareName].
+	Name string
 
 	// Used is the time that what has left since the last report takes at the whole rate, of
 	// bytes or of packets, whichever is longer.

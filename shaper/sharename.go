@@ -7,11 +7,8 @@ import (
 	"strings"
 )
 
-const (
-	newSuffix     = "/new" // marks the name of a bucket of new connections
-	slotsPrefix   = "#"    // marks the name of a pool of slots
-	ticketsPrefix = "@"    // marks the name of a bucket of new connections that pass by tickets
-)
+// newSuffix marks the name of a bucket of new connections.
+const newSuffix = "/new"
 
 // ShareName returns the name of the bucket of k, a key of a limit of p: the same on all hosts, such as
 // "per-source|source=192.0.2.0/24". It is "" if p does not have the limit, the listener or the attachment.
@@ -45,32 +42,10 @@ func (p *Policy) ShareName(k Key) string {
 	return b.String()
 }
 
-// SlotsName returns the name of the pool of slots of k, such as "#per-source|source=192.0.2.0/24", or "" like
-// ShareName.
-func (p *Policy) SlotsName(k Key) string {
-	name := p.ShareName(k)
-	if name == "" {
-		return ""
-	}
-	return slotsPrefix + name
-}
-
-// TicketsName returns the name of the bucket of k, of new connections that pass by tickets, such as
-// "@per-source/new|source=192.0.2.0/24", or "" like ShareName.
-func (p *Policy) TicketsName(k Key) string {
-	name := p.ShareName(k)
-	if name == "" {
-		return ""
-	}
-	return ticketsPrefix + name
-}
-
-// ParseShareName returns the key of the bucket or of the pool of slots with a name, and the index of its limit.
-// The limit must be a shared one of p with the fields that the name has, and for a pool have one.
+// ParseShareName returns the key of the bucket with a name, and the index of its limit. The limit must
+// be a shared one of p with the fields that the name has.
 func (p *Policy) ParseShareName(name string) (k Key, limit int, err error) {
-	bucket, ofSlots := strings.CutPrefix(name, slotsPrefix)
-	bucket, byTickets := strings.CutPrefix(bucket, ticketsPrefix)
-	fields := strings.Split(bucket, "|")
+	fields := strings.Split(name, "|")
 	limitName, isNew := strings.CutSuffix(fields[0], newSuffix)
 	limit = p.Find(limitName)
 	if limit < 0 || !p.limits[limit].Shared {
@@ -85,7 +60,7 @@ func (p *Policy) ParseShareName(name string) (k Key, limit int, err error) {
 			return Key{}, -1, fmt.Errorf("%q: %w", name, err)
 		}
 	}
-	if p.ShareName(k) != bucket || byTickets && (ofSlots || !isNew) || ofSlots && (isNew || !p.limits[limit].HasPool()) {
+	if p.ShareName(k) != name {
 		return Key{}, -1, fmt.Errorf("%q: not a key of limit %s", name, limitName)
 	}
 	return k, limit, nil

@@ -10,7 +10,7 @@ import (
 func sharedPolicy(t interface{ Fatal(...any) }) *Policy {
 	s := New(1000)
 	limit := func(name string, key Fields) Limit {
-		return Limit{Name: name, Key: key, Rate: 8000, Shared: true, IPv4Prefix: 24, IPv6Prefix: 48, MaxConnections: 10}
+		return Limit{Name: name, Key: key, Rate: 8000, Shared: true, IPv4Prefix: 24, IPv6Prefix: 48, NewConnections: Frequency{}}
 	}
 	p, err := s.Compile([]Limit{
 		limit("all", 0), limit("source", KeySource), limit("rest", KeySource|KeyASN|KeyPort|KeyListen),
@@ -43,11 +43,6 @@ func TestShareName_RoundTrip(t *testing.T) {
 		got, limit, err := p.ParseShareName(p.ShareName(k))
 		if err != nil || got != k || limit != i {
 			t.Fatalf("%s: %+v, limit %d, %v; want %+v, limit %d", p.ShareName(k), got, limit, err, k, i)
-		}
-		k.Limit = p.State(i).ID
-		got, limit, err = p.ParseShareName(p.SlotsName(k))
-		if err != nil || got != k || limit != i || p.SlotsName(k) == p.ShareName(k) {
-			t.Fatalf("%s: %+v, limit %d, %v; want %+v, limit %d", p.SlotsName(k), got, limit, err, k, i)
 		}
 	})
 }
@@ -106,7 +101,7 @@ func TestShareName_OnAnotherHost(t *testing.T) {
 		"per_as", "per_as|asn=064500", "per_as|asn=4294967296", "per_as|asn=-1", "per_as|asn=1|asn=1", "per_as|asn=1|new",
 		"per-client|source=10.1.2.3/24|port=1|origin=web", "per-client|source=10.1.2.0/25|port=1|origin=web", "per-client|source=::ffff:10.1.2.0/120|port=1|origin=web",
 		"per-client|source=2001:db8::/65|port=1|origin=web", "per-client|port=1|source=10.1.2.0/24|origin=web", "per-client|source=10.1.2.0/24|port=1|origin=gone",
-		"per-client|source=2001:DB8::/64|port=1|origin=web", "attached|origin=web", "#", "##database", "#database/new", "#unknown", "database#", "#database",
+		"per-client|source=2001:DB8::/64|port=1|origin=web", "attached|origin=web",
 	} {
 		if k, _, err := p.ParseShareName(name); err == nil {
 			t.Errorf("%q is taken for %+v", name, k)
@@ -115,20 +110,17 @@ func TestShareName_OnAnotherHost(t *testing.T) {
 	if name := p.ShareName(Key{Limit: p.State(p.Find("attached")).ID, Origin: 1000}); name != "" {
 		t.Errorf("a bucket of an attachment that is gone is %q", name)
 	}
-	if name := p.SlotsName(Key{Limit: p.State(p.Find("attached")).ID, Origin: 1000}); name != "" {
-		t.Errorf("the slots of an attachment that is gone are %q", name)
-	}
 }
 
 func FuzzParseShareName(f *testing.F) {
 	p := sharedPolicy(f)
-	for _, s := range []string{"all", "all/new", "source|source=192.0.2.0/24", "rest|source=2001:db8::/48|asn=1|port=2|origin=web", "own", "source", "#all", "#source|source=192.0.2.0/24"} {
+	for _, s := range []string{"all", "all/new", "source|source=192.0.2.0/24", "rest|source=2001:db8::/48|asn=1|port=2|origin=web", "own", "source"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
 		k, _, err := p.ParseShareName(name)
-		if err == nil && p.ShareName(k) != name && p.SlotsName(k) != name {
-			t.Errorf("%q is parsed as %q or %q", name, p.ShareName(k), p.SlotsName(k))
+		if err == nil && p.ShareName(k) != name {
+			t.Errorf("%q is parsed as %q", name, p.ShareName(k))
 		}
 	})
 }

@@ -22,6 +22,8 @@ type LimitState struct {
 	Connections Counters
 	Marked      atomic.Uint64 // packets marked CE
 
+	UsedTickets, VoidTickets atomic.Uint64 // that the ledger has sold this host, of new connections of a shared limit
+
 	InFlight atomic.Int64 // connections that hold a slot
 	Waiting  atomic.Int64 // connections that wait for admission
 
@@ -92,6 +94,28 @@ func (h *Histogram) Observe(d time.Duration) {
 	}
 	h.Counts[i].Add(1)
 	h.Sum.Add(uint64(max(d, 0)))
+}
+
+// DownstreamState holds what was measured of a downstream of a listener. No time that traffic waits inside shaperd is
+// in it. It lives as long as the configuration names the downstream. Any goroutine may read and write it.
+type DownstreamState struct {
+	Connect   Histogram // handshakes of TCP connections that were made
+	FirstByte Histogram // until the first byte of a connection, since its last byte before, or the handshake
+	Answer    Histogram // turns: from the last byte of a question, as sent, until the first byte back
+	RTT       Histogram // smoothed round-trip times by TCP, of each connection that is in use, once a second
+
+	ToDownstream   atomic.Uint64 // bytes
+	FromDownstream atomic.Uint64 // bytes
+
+	DialsRefused  atomic.Uint64 // by the downstream
+	DialsTimedOut atomic.Uint64
+	DialsFailed   atomic.Uint64 // for other reasons; those of this host are not among them
+	Resets        atomic.Uint64 // connections that it has ended with a reset, or that have timed out
+	ICMPErrors    atomic.Uint64 // of UDP flows
+
+	Retransmits     atomic.Uint64 // segments that TCP has sent to it again
+	Busy            atomic.Uint64 // us in which data was on its way to it, over all connections
+	ReceiverLimited atomic.Uint64 // us of these in which its receive window was full
 }
 
 // ListenerState holds the counters of a listener. It belongs to the listener's name and

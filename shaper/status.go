@@ -14,6 +14,7 @@ type DownstreamStatus struct {
 	Error              string // reason if not Up
 	InFlight           int    // connections
 	MaxConnections     int    // maximum of InFlight; 0 is unlimited
+	State              *DownstreamState
 }
 
 // ConnectionStatus is the status of a TCP connection or UDP flow.
@@ -31,6 +32,11 @@ type ConnectionStatus struct {
 	Waited            time.Duration // total time in queues and waiting for slots
 	ThrottledBy       string        // limit that it is waiting for
 	MostlyThrottledBy string        // limit that it has waited for longest
+
+	Connect   time.Duration // until the downstream had accepted it
+	FirstByte time.Duration // of the downstream, see [DownstreamState]; 0 before it
+	Turns     uint64        // questions that were answered
+	Answering time.Duration // that the downstream took for these, up to the first byte of each answer
 }
 
 // Addr returns the source address in the form of [Flow.Source].

@@ -37,6 +37,9 @@ type migration struct {
 // migrate returns the replacement of a key with a value in a table, if it is of an earlier
 // version.
 func migrate(table, key string, value any) (m migration, old bool) {
+	if _, is := value.(bool); is && table == "[[limit]]" && key == "share" {
+		return m, false // shared is meant
+	}
 	if name, ok := renamed[table][key]; ok {
 		return migration{name, value, fmt.Sprintf("%s was renamed to %s", key, name)}, true
 	}

@@ -119,8 +119,15 @@ func (l *loader) checkShared() {
 		return
 	}
 	for _, i := range limits {
-		if most := l.c.Limits[i].MaxConnections; l.c.Limits[i].InPacketPlane() && most > 0 && most < s.Hosts {
-			l.limits[i].errorf("max_connections", "must be at least %d, the hosts that share it, not %d: at attachments each has an equal part", s.Hosts, most)
+		most, where := l.c.Limits[i].MaxConnections, "at attachments"
+		if !l.c.Limits[i].InPacketPlane() {
+			where = "without a store"
+		}
+		if (l.c.Limits[i].InPacketPlane() || len(s.Store) == 0) && most > 0 && most < s.Hosts {
+			l.limits[i].errorf("max_connections", "must be at least %d, the hosts that share it, not %d: %s each has an equal part", s.Hosts, most, where)
+		}
+		if c := &l.c.Limits[i]; len(s.Store) > 0 && c.MaxQueue == 0 && c.NeedsTickets(s.Hosts, s.Lease) {
+			l.limits[i].errorf("max_queue", "must be at least 1: hosts take turns at so few new_connections, and one must wait until it is the turn of its host. To refuse at once, set queue_timeout = \"0s\"")
 		}
 	}
 	bad := func(key, format string, args ...any) {

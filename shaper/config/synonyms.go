@@ -30,8 +30,8 @@ var synonyms = map[string]map[string][]string{
 		"mark":  "fwmark table",
 	}),
 	"[shared]": invert(map[string]string{
-		"hosts":         "nodes members peers replicas size count",
-		"name":          "host hostname node node_name id",
+		"hosts":         "host nodes members peers replicas size count",
+		"name":          "hostname node node_name id",
 		"store":         "redis valkey ledger url urls address addresses server servers endpoint endpoints backend",
 		"username":      "user acl_user",
 		"password_file": "password pass passwd auth requirepass secret",
