@@ -92,17 +92,37 @@ func (s *state) takeBack(host string, left bool, now Time) bool {
 		delete(s.gone, host)
 		return true
 	}
-	if len(s.gone) == 0 || !left && s.places(now) < s.params.Hosts {
+	delete(s.gone, host) // or it was replaced
+	if s.countGone() == 0 || !left && s.places(now) < s.params.Hosts {
 		return false
 	}
-	delete(s.gone, s.goneList()[0].Host)
+	s.replaceFirst()
 	return true
+}
+
+// replaceFirst gives the place of a host that is gone to another one.
+func (s *state) replaceFirst() {
+	was := slices.DeleteFunc(s.goneList(), func(g Gone) bool { return !g.Replaced() })
+	if len(was) >= s.params.Hosts {
+		delete(s.gone, was[0].Host)
+	}
+	for _, g := range s.goneList() {
+		if !g.Replaced() {
+			s.gone[g.Host] = g.replaced()
+			return
+		}
+	}
 }
 
 // claimGone remembers who was gone in the epoch before.
 func (s *state) claimGone(gone []Gone, now Time) {
 	for _, g := range gone {
-		if s.members[g.Host] == nil && s.places(now) < s.params.Hosts || mutant("gone-anyway") {
+		switch _, known := s.gone[g.Host]; {
+		case g.Replaced():
+			if s.members[g.Host] == nil && !known && len(s.gone) < 2*s.params.Hosts {
+				s.gone[g.Host] = g
+			}
+		case s.members[g.Host] == nil && s.places(now) < s.params.Hosts || mutant("gone-anyway"):
 			s.gone[g.Host] = g
 		}
 	}
@@ -173,7 +193,11 @@ func (c *call) read() {
 		case free:
 			s.markShort(it.Key, b, c.q.Host)
 		}
-		if !b.tickets {
+		switch {
+		case b.tickets:
+		case it.Has == 0 && want == 0: // like a host that has said nothing
+			delete(b.holders, c.q.Host)
+		default:
 			m.mark(it.Key)
 		}
 		s.demote(it.Key, b, c.now)
@@ -266,7 +290,7 @@ func (c *call) count() {
 		m.told = !m.resync && (m.told || q.Told && !c.untold)
 	}
 	if quarantined {
-		spoken := len(s.gone)
+		spoken := s.countGone()
 		for _, o := range s.members {
 			// Who has claimed must know, too, how many are live in this epoch.
 			if o.claimed && !o.claiming && (s.live(o, c.now) || mutant("spoken-uncounted")) || o.over {

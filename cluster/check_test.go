@@ -32,13 +32,14 @@ func TestCheck(t *testing.T) {
 		configure func(*world.Options)
 	}{
 		{"fast", 1, fast},
+		{"small", 5, small},
 		{"strict", 5, strict},
 		{"strict, two ledgers", 5, split},
 	} {
 		t.Run(alive.name, func(t *testing.T) {
 			n := *schedules / alive.share / slowdown
 			began := time.Now()
-			found := check(n, 1, alive.configure)
+			found := check(n, 5, alive.configure)
 			t.Logf("%d schedules in %.0f s: %s", n, time.Since(began).Seconds(), found.sum.String())
 			for _, violation := range found.violations {
 				t.Error(violation)
@@ -55,6 +56,7 @@ func TestCheck(t *testing.T) {
 }
 
 func fast(*world.Options)     {}
+func small(o *world.Options)  { o.Small = true }
 func strict(o *world.Options) { o.Strict = true }
 func split(o *world.Options)  { o.Strict, o.Split = true, true }
 

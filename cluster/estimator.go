@@ -31,9 +31,8 @@ type usage struct {
 
 const (
 	shortSample = 10 * Millisecond
-	idleAfter   = 30 * Second  // a bucket without samples for so long is not in use
-	askAgain    = Second       // for what a host that is gone without a word had
-	tellAgain   = 120 * Second // lets the ledger make buckets cold that nobody wants
+	idleAfter   = 30 * Second // a bucket without samples for so long is not in use
+	askAgain    = Second      // for what a host that is gone without a word had
 )
 
 // NewEstimator returns an estimator of what h wants, which calls about once in an interval.
@@ -129,6 +128,9 @@ func (e *Estimator) Urgent(now Time) (call bool) {
 	return e.retry.Due(now, e.interval, waits, short) || call
 }
 
+// NextUrgent returns when Urgent is to be called again.
+func (e *Estimator) NextUrgent() Time { return e.retry.Next() }
+
 // isShort reports whether the ledger has less to give of a bucket than the host should get.
 func (e *Estimator) isShort(key string) bool {
 	b := e.host.hot[key]
@@ -143,12 +145,15 @@ func (e *Estimator) tell(now Time, key string, u *usage, want int64, giveBack bo
 	}
 	live := int64(max(1, e.host.live))
 	want = min(want*int64(e.host.Params.Hosts)/live, Whole)
-	low := want <= e.host.floor() && now-u.toldAt > tellAgain
-	if abs(want-u.want) <= u.want/10 && !low {
+	if abs(want-u.want) <= u.want/10 {
 		return
 	}
-	u.want, u.weight, u.toldAt = want, max(1, u.waiting), now
-	e.host.Want(key, want, u.weight)
+	weight := max(1, u.waiting)
+	if !e.host.Want(key, want, weight) {
+		u.asked = false
+		return
+	}
+	u.want, u.weight, u.toldAt = want, weight, now
 	if giveBack {
 		e.host.Lower(key, want)
 	}

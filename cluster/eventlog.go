@@ -30,8 +30,7 @@ func (l *eventLog) addHot(key string, version int64) {
 }
 
 // addCold records that a bucket has become cold, and forgets those that did before version known,
-// which all hosts know, or that are too many. To a host that has not heard of it the bucket is hot,
-// which is harmless.
+// which all hosts know, or that are too many: to a host that has not heard of it the bucket stays hot.
 func (l *eventLog) addCold(key string, version, known int64) {
 	delete(l.hotVersion, key)
 	l.coldVersion[key] = version

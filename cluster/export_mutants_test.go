@@ -42,3 +42,19 @@ func searchWithout(name string) (states int, found string) {
 	}
 	return states, ""
 }
+
+// ScriptMutants are rules that random schedules almost never need, and what does. It returns what is wrong, or "".
+var ScriptMutants = map[string]func() string{"known-while-live": lendBesideOneAway}
+
+// TestMutants_Script leaves out each of these rules.
+func TestMutants_Script(t *testing.T) {
+	defer SetMutant("")
+	for name, script := range ScriptMutants {
+		SetMutant(name)
+		if found := script(); found == "" {
+			t.Errorf("%s is not found", name)
+		} else {
+			t.Logf("%-20s | %s", name, found)
+		}
+	}
+}

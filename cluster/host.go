@@ -1,5 +1,7 @@
 package cluster
 
+import "math"
+
 // Host is what one host knows: what it may use of each bucket, and what to tell the ledger. It is in
 // the group while it is leased; otherwise it is out, and uses what it had until its lease ends, then
 // at most its floor, and when the others must know that it is away its floor.
@@ -15,6 +17,8 @@ type Host struct {
 	claimSent  bool   // the last call claimed leases
 	moreClaims bool   // and did not have room for all
 	turn       string // up to this key buckets had their turn to be told
+	reminded   string // up to this key the ledger was reminded of buckets
+	remindAt   Time   // of which it is reminded again from then on
 
 	got       int64 // number of the last call whose reply was taken
 	gotSentAt Time  // when it was sent
@@ -32,15 +36,16 @@ type Host struct {
 	asked        map[string]*share // buckets that were asked for, and are not known to be hot
 
 	// While the host is out.
-	leaseEnd Time
-	floorAt  Time
-	frozen   map[string]int64 // what it used of buckets that were hot
-	joined   bool             // it has been in the group since it started
-	joinedAt Time             // when it joined last
-	rivalAt  Time             // when another host with its name was last seen; 0 is never
-	roomy    bool             // it may have its floor of buckets of slots that are cold: it knows all hot ones
-	absent   bool             // it uses nothing until it has joined: it had left, or there is no place for it
-	leaving  bool             // it tells the ledger that it uses nothing any more
+	leaseEnd   Time
+	floorAt    Time
+	frozen     map[string]int64 // what it used of buckets that were hot,
+	frozenLive int              // when so many hosts were live
+	joined     bool             // it has been in the group since it started
+	joinedAt   Time             // when it joined last
+	rivalAt    Time             // when another host with its name was last seen; 0 is never
+	roomy      bool             // it may have its floor of buckets of slots that are cold: it knows all hot ones
+	absent     bool             // it uses nothing until it has joined: it had left, or there is no place for it
+	leaving    bool             // it tells the ledger that it uses nothing any more
 
 	problem   Refusal
 	others    Params // of the ledger that refused ours
@@ -55,9 +60,11 @@ type Host struct {
 type HostOptions struct {
 	Params Params
 	Name   string // unique in the group
-	Start  int64  // greater than that of the last start
+	Start  int64  // unique, and greater than that of the last start if that is known
+	Salt   int64  // random, 0 to MaxSalt: processes that the ledger refuses as old go on with different starts
 	Alone  Alone
 	Left   bool // it has left, and uses nothing until it has joined
+	Away   Time // [Params.Away] of the process before, if the host had a longer lease then
 
 	Digest uint64 // see Request
 	Info   string
@@ -66,6 +73,9 @@ type HostOptions struct {
 	// one, and is not taken away before others are asked.
 	InUse func(key string) bool
 }
+
+// MaxSalt is the maximum of [HostOptions.Salt].
+const MaxSalt = 1<<20 - 1
 
 // Alone is what a host uses when no ledger has answered for a while.
 type Alone uint8
@@ -97,7 +107,7 @@ func NewHost(o HostOptions, now Time) *Host {
 		HostOptions: o, hot: map[string]*share{}, asked: map[string]*share{}, changed: map[string]struct{}{},
 		absent: o.Left, changeAll: true, infoOld: true, roomy: mutant("slots-fresh-floor"),
 	}
-	h.leaseEnd, h.floorAt = now, now+h.lease()+h.grace()
+	h.leaseEnd, h.floorAt = now, now+max(h.lease()+h.grace(), o.Away)
 	if mutant("fresh-floor") {
 		h.floorAt = now
 	}
@@ -126,20 +136,36 @@ func (h *Host) grace() Time {
 // floor is what this host may use alone. If the ledger knows of more hosts, there are more.
 func (h *Host) floor() int64 { return Whole / int64(max(h.Params.Hosts, h.others.Hosts)) }
 
-// Want says which parts of a bucket the host would use, and its weight beside others that want more. A
-// bucket with a key that no call may have stays cold.
-func (h *Host) Want(key string, want, weight int64) {
+// maxAsked is the maximum number of buckets that are not hot yet which the ledger is asked for, besides those of
+// [Host.WantInUse]. They are told by and by: a bucket that there is no room for is to be wanted again.
+const maxAsked = 10_000
+
+// Want says which parts of a bucket the host would use, and its weight beside others that want more. It reports
+// false if there is no room for that now. A bucket with a key that no call may have stays cold.
+func (h *Host) Want(key string, want, weight int64) bool { return h.want(key, want, weight, maxAsked) }
+
+// WantInUse is Want for a bucket of slots of which more are in use than the host's floor: the ledger must know.
+func (h *Host) WantInUse(key string, want, weight int64) { h.want(key, want, weight, math.MaxInt) }
+
+func (h *Host) want(key string, want, weight int64, most int) bool {
 	if !validKey(key) {
-		return
+		return true
 	}
 	b := h.hot[key]
 	if b == nil {
 		if b = h.asked[key]; b == nil {
+			if want == 0 {
+				return true // the ledger was not asked
+			}
+			if len(h.asked) >= most {
+				return false
+			}
 			b = &share{}
 			h.asked[key] = b
 		}
 	}
 	b.want, b.weight, b.toldIn = want, min(weight, MaxWeight), 0
+	return true
 }
 
 // Lower gives back what the host has of a bucket beyond parts.
@@ -173,7 +199,7 @@ func (h *Host) leave() {
 	h.dropTickets()
 	h.leaseEnd = h.renewedAt + h.lease()
 	h.floorAt = h.leaseEnd + h.grace()
-	h.frozen = map[string]int64{}
+	h.frozen, h.frozenLive = map[string]int64{}, h.live
 	for key, b := range h.hot {
 		if !IsSlots(key) {
 			h.frozen[key] = h.scale(b.parts)

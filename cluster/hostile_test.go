@@ -67,8 +67,8 @@ func TestLedger_HostileCalls(t *testing.T) {
 func checkBounds(t *testing.T, l *Ledger, r *Reply) {
 	t.Helper()
 	s := l.state
-	if n := len(s.members) + len(s.gone); n > s.params.Hosts || r.Live > s.params.Hosts {
-		t.Fatalf("%d hosts of %d, %d live", n, s.params.Hosts, r.Live)
+	if n := len(s.members) + s.countGone(); n > s.params.Hosts || len(s.gone) > 2*s.params.Hosts || r.Live > s.params.Hosts {
+		t.Fatalf("%d hosts of %d, %d gone or replaced, %d live", n, s.params.Hosts, len(s.gone), r.Live)
 	}
 	for _, g := range r.Grants {
 		if g.Parts < 0 || g.Parts > Whole {

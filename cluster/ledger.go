@@ -49,7 +49,7 @@ type state struct {
 	members    map[string]*member
 	buckets    map[string]*bucket
 	log        eventLog
-	gone       map[string]Gone // hosts that use nothing, by name
+	gone       map[string]Gone // hosts that use nothing, by name: at most params.Hosts, and as many that are replaced
 }
 
 // member is a host that has called in this epoch.
@@ -166,10 +166,18 @@ func (s *state) hasMembers(now Time) bool {
 	return false
 }
 
-// begin begins an epoch. An empty state must not repeat the number of one that it does not remember.
+// runSalt spreads the numbers of epochs where the clock is behind: several processes may go on from the same old state.
+func runSalt(run string) (salt int64) {
+	for _, b := range []byte(run) {
+		salt = (salt*31 + int64(b)) % (1 << 20)
+	}
+	return salt
+}
+
+// begin begins an epoch. It must not have the number of one that the state does not remember.
 func (l *Ledger) begin(now Time, p Params, last int64) {
 	l.state = &state{
-		params: p, epoch: max(last+1, int64(now)), born: now, last: now, settleAt: now + p.Lease + p.Step,
+		params: p, epoch: max(int64(now), last+1+runSalt(l.Run)), born: now, last: now, settleAt: now + p.Lease + p.Step,
 		log:     newEventLog(),
 		members: map[string]*member{}, buckets: map[string]*bucket{}, gone: map[string]Gone{},
 	}
@@ -188,6 +196,8 @@ func (s *state) refuse(now Time, q *Request) *Reply {
 	reply := &Reply{N: q.N, Start: q.Start, Epoch: s.epoch}
 	m := s.members[q.Host]
 	last, known := s.gone[q.Host]
+	known = known && !last.Replaced()
+	last.Start = last.lastStart()
 	if m != nil {
 		last.Start, last.N, known = m.start, m.n, true
 	}
@@ -204,7 +214,7 @@ func (s *state) refuse(now Time, q *Request) *Reply {
 		return nil
 	case q.Left && now < s.settleAt:
 		reply.Refused = RefusedUnsettled
-	case s.places(now) >= s.params.Hosts && (q.Leave || len(s.gone) == 0):
+	case s.places(now) >= s.params.Hosts && (q.Leave || s.countGone() == 0):
 		reply.Refused = RefusedTooMany
 	default:
 		return nil
@@ -228,6 +238,17 @@ func (s *state) live(m *member, now Time) bool {
 	return m.counted && m.good != 0 && now < m.good+s.params.Lease
 }
 
+// heardByAll is the version up to which all hosts know the events that will not have to learn all of them again.
+func (s *state) heardByAll(now Time) int64 {
+	version := s.version
+	for _, m := range s.members {
+		if !s.expired(m, now) {
+			version = min(version, m.version)
+		}
+	}
+	return version
+}
+
 // knownByAll is the version up to which all hosts but one know the events that are or were counted: they
 // do not use the floor of such a hot bucket.
 func (s *state) knownByAll(but string, now Time) int64 {
@@ -242,7 +263,7 @@ func (s *state) knownByAll(but string, now Time) int64 {
 
 // leave makes the caller one that is gone: it uses nothing since before it called.
 func (s *state) leave(q *Request) *Reply {
-	if s.members[q.Host] != nil || !q.Left { // otherwise it had no place
+	if s.members[q.Host] != nil || !q.Left && !s.gone[q.Host].Replaced() { // otherwise it had no place
 		s.gone[q.Host] = Gone{q.Host, q.Start, q.N}
 	}
 	delete(s.members, q.Host)
@@ -264,7 +285,7 @@ func (l *Ledger) Forget(now Time, host string) bool {
 	case m != nil:
 		delete(s.members, host)
 		s.gone[host] = Gone{host, m.start, m.n}
-	case s.isGone(host):
+	case s.gone[host] != Gone{}:
 	case s.places(now) >= s.params.Hosts:
 		return false
 	default:
@@ -278,12 +299,22 @@ func (l *Ledger) Forget(now Time, host string) bool {
 // may have left since.
 func (s *state) places(now Time) int {
 	maps.DeleteFunc(s.members, func(_ string, m *member) bool { return !m.joined && s.expired(m, now) })
-	return len(s.members) + len(s.gone)
+	return len(s.members) + s.countGone()
 }
 
 func (s *state) isGone(host string) bool {
-	_, gone := s.gone[host]
-	return gone
+	g, gone := s.gone[host]
+	return gone && !g.Replaced()
+}
+
+// countGone returns the number of hosts that are gone and have a place.
+func (s *state) countGone() (n int) {
+	for _, g := range s.gone {
+		if !g.Replaced() {
+			n++
+		}
+	}
+	return n
 }
 
 // countLive returns the number of hosts that are counted, and of those that are gone. If another ledger
@@ -291,7 +322,7 @@ func (s *state) isGone(host string) bool {
 func (s *state) countLive(now Time) int {
 	live := 0
 	if !s.params.Strict || mutant("gone-in-strict") {
-		live = len(s.gone)
+		live = s.countGone()
 	}
 	for _, m := range s.members {
 		if s.live(m, now) {
@@ -301,7 +332,7 @@ func (s *state) countLive(now Time) int {
 	return min(live, s.params.Hosts)
 }
 
-// goneList returns the hosts that are gone, by name.
+// goneList returns the hosts that are gone, and those that are replaced, by name.
 func (s *state) goneList() []Gone {
 	return slices.SortedFunc(maps.Values(s.gone), func(a, b Gone) int { return strings.Compare(a.Host, b.Host) })
 }
@@ -318,5 +349,5 @@ func (s *state) demote(key string, b *bucket, now Time) {
 	}
 	delete(s.buckets, key)
 	s.version++
-	s.log.addCold(key, s.version, s.knownByAll("", now))
+	s.log.addCold(key, s.version, s.heardByAll(now))
 }

@@ -20,30 +20,29 @@ import (
 
 // mutants are the rules that can be left out, and the schedules in which that is found.
 var mutants = map[string]func(*world.Options){
-	"absent-floor":         fast,
-	"any-params":           fast,
-	"believe-has":          fast,
-	"clock-ahead":          fast,
+	"absent-floor":         aim(world.Leave, world.Forget, world.CutOff),
+	"any-params":           aim(world.Configure, world.FailOver),
+	"believe-has":          aim(world.FailOver),
+	"clock-ahead":          aim(world.StepClock),
 	"cold-unjoined":        fast,
-	"count-cut":            fast,
-	"count-ignorant":       fast,
+	"count-cut":            aim(world.FailOver),
+	"count-ignorant":       aim(world.Crash, world.FailOver),
 	"count-unleased":       fast,
 	"decrease-at-once":     fast,
-	"floor-uncounted":      fast,
+	"floor-uncounted":      aim(world.FailOver),
 	"forget-counted":       fast,
-	"forget-unsettled":     fast,
+	"forget-unsettled":     aim(world.Forget, world.FailOver),
 	"fresh-floor":          fast,
-	"gone-anyway":          fast,
-	"gone-in-strict":       split,
+	"gone-anyway":          aim(world.Leave, world.Replace, world.FailOver),
+	"gone-in-strict":       smallSplit,
 	"good-from-request":    fast,
-	"ignore-resync":        fast,
+	"ignore-resync":        aim(world.CutTo),
 	"increase-unbooked":    fast,
 	"join-sure":            fast,
 	"join-unsettled":       fast,
-	"known-while-live":     fast,
 	"late-replies":         fast,
 	"leased-unsure":        fast,
-	"leaving-floor":        fast,
+	"leaving-floor":        small,
 	"lend-before-known":    fast,
 	"lend-in-use":          fast,
 	"lend-unsettled":       fast,
@@ -52,35 +51,47 @@ var mutants = map[string]func(*world.Options){
 	"no-islands":           fast,
 	"no-quarantine":        fast,
 	"no-resync":            fast,
-	"no-resync-at-start":   fast,
+	"no-resync-at-start":   aim(world.Crash),
 	"old-calls":            fast,
-	"over-unsettled":       fast,
-	"params-at-once":       fast,
+	"over-unsettled":       small,
+	"params-at-once":       aim(world.Configure),
 	"parts-in-grace":       fast,
-	"repeated-epoch":       split,
-	"resync-once":          fast,
+	"repeated-epoch":       aim(world.FailOver),
+	"resync-once":          aim(world.Stall),
 	"short-regrant":        fast,
 	"slots-expire":         fast,
 	"slots-fresh-floor":    fast,
-	"slots-no-reserve":     fast,
+	"slots-no-reserve":     small,
 	"slots-untold":         fast,
-	"spoken-uncounted":     fast,
-	"stood-still":          fast,
+	"spoken-uncounted":     aim(world.FailOver),
+	"stood-still":          aim(world.FreezeLedger),
 	"strict-at-once":       split,
 	"tell-at-once":         fast,
 	"tell-once":            fast,
-	"tickets-before-known": fast,
+	"tickets-before-known": many,
 	"tickets-no-islands":   fast,
-	"tickets-survive":      fast,
+	"tickets-survive":      aim(world.FailOver),
 }
 
-var mutantSchedules = flag.Int("mutants.schedules", 600, "number of schedules in which a mutant must be found")
+func many(o *world.Options) { o.Many = true }
+
+func smallSplit(o *world.Options) {
+	small(o)
+	split(o)
+}
+
+// aim has faults of these kinds happen in a small group.
+func aim(faults ...world.Fault) func(*world.Options) {
+	return func(o *world.Options) { o.Small, o.Faults = true, faults }
+}
+
+var mutantSchedules = flag.Int("mutants.schedules", 3000, "number of schedules in which a mutant must be found")
 
 // TestMutants leaves out each rule, and looks for a schedule that violates an invariant. Which one is found, and how
 // many schedules that takes, does not depend on the machine.
 func TestMutants(t *testing.T) {
 	listed := slices.Sorted(maps.Keys(mutants))
-	all := append(slices.Clone(listed), cluster.SearchMutants...)
+	all := slices.Concat(listed, cluster.SearchMutants, slices.Collect(maps.Keys(cluster.ScriptMutants)))
 	slices.Sort(all)
 	if diff := cmp.Diff(slices.Compact(all), mutantsOfCode(t)); diff != "" {
 		t.Errorf("-table +code:\n%s", diff)

@@ -39,6 +39,10 @@ func (p *Params) Floor() int64 { return Whole / int64(p.Hosts) }
 // others have learned that it is away.
 func (p *Params) grace() Time { return p.Lease + 2*p.Step }
 
+// Away is how long after its start a host that has not joined must wait before it uses its floor: others may count the
+// process before it for so long.
+func (p *Params) Away() Time { return p.Lease*98/100 + p.grace()*102/100 }
+
 // expiry is how long after a host's last call its parts are given to others.
 func (p *Params) expiry() Time { return 2*p.Lease + p.Step }
 
@@ -91,10 +95,26 @@ const MaxInfo = 1024
 // MaxWeight is the maximum weight of a host.
 const MaxWeight = 1 << 16
 
-// Gone is a host that uses nothing: it has left, or an operator said that it does not exist.
+// Gone is a host that uses nothing: it has left, or an operator said that it does not exist. One that is replaced has
+// no place any more, as another host has taken that: it is remembered so that an operator who says again that it does
+// not exist, or a late call that it leaves, does not give away the place of one that the ledger has not heard of yet.
 type Gone struct {
 	Host     string
-	Start, N int64 // of its last call; 0 if it is not known
+	Start, N int64 // of its last call; 0 if it is not known. Of one that is replaced Start is -1 - that of its last call
+}
+
+// Replaced reports whether another host has the place of g.
+func (g Gone) Replaced() bool { return g.Start < 0 }
+
+// replaced is what is remembered of g when another host has its place.
+func (g Gone) replaced() Gone { return Gone{g.Host, -1 - g.Start, g.N} }
+
+// lastStart is the start of the last call of g.
+func (g Gone) lastStart() int64 {
+	if g.Replaced() {
+		return -1 - g.Start
+	}
+	return g.Start
 }
 
 // Reply is the ledger's answer to a call.

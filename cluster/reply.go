@@ -86,7 +86,7 @@ func (h *Host) refused(now Time, r *Reply) (again bool) {
 		}
 	case RefusedOld:
 		if !h.joined && !h.leased && r.Latest >= h.Start {
-			h.Start = r.Latest + 1 // the clock was set back since the last start
+			h.Start = r.Latest + 1 + h.Salt // the clock was set back since the last start
 			return true
 		}
 		if r.Latest > h.Start { // another host has this name, or had it before the clock was set back
@@ -94,7 +94,7 @@ func (h *Host) refused(now Time, r *Reply) (again bool) {
 			h.stayAway()
 			h.rivalAt = now
 			if now >= h.floorAt {
-				h.Start = r.Latest + 1
+				h.Start = r.Latest + 1 + h.Salt
 			}
 		}
 	}
@@ -113,7 +113,9 @@ func (h *Host) changeEpoch(now Time, r *Reply) {
 	}
 	for _, all := range []map[string]*share{h.hot, h.asked} {
 		for _, b := range all {
-			b.version, b.toldIn = 0, 0
+			if b.version = 0; b.held > 0 || b.want > 0 {
+				b.toldIn = 0
+			}
 		}
 	}
 }
@@ -149,6 +151,9 @@ func (h *Host) learn(events []Event) map[string]bool {
 				b.parts = h.ownFloor(e.Key)
 			}
 			b.held, b.unsure = b.parts, true
+			if b.parts == 0 && b.want == 0 {
+				b.toldIn = h.n // there is nothing to tell
+			}
 			h.hot[e.Key], fresh[e.Key] = b, true
 		case b.version != 0 && b.version != e.Version: // it was cold in between
 			b.parts, b.toldIn, b.unsure = min(b.parts, h.ownFloor(e.Key)), 0, true

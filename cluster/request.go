@@ -33,18 +33,27 @@ func (h *Host) Request(now Time, inUse func(key string) int64) *Request {
 	if h.infoOld && len(h.Info) <= MaxInfo {
 		q.Info = h.Info
 	}
+	for key, b := range h.asked {
+		if b.want == 0 && b.held == 0 && b.toldIn != 0 && b.toldIn <= h.got {
+			delete(h.asked, key) // the ledger knows that
+		}
+	}
 	var due []dueItem
 	for _, all := range []map[string]*share{h.hot, h.asked} {
 		for key, b := range all {
 			if held := h.heldOf(key, b, now, inUse); held != b.held {
 				b.held, b.toldIn = held, 0
 			}
-			if b.version <= q.Known && (b.toldIn == 0 || b.toldIn > h.got && !mutant("tell-once")) {
-				b.toldIn = 0 // the reply to a later call, which may have no room for it, does not confirm it
+			if b.toldIn > h.got && !mutant("tell-once") {
+				b.toldIn = 0 // the reply to a later call, which may not have it, does not confirm it
+			}
+			// A claim is of everything, whether the host is sure that it knows the event or not.
+			if b.toldIn == 0 && (b.version <= q.Known || h.claim) {
 				due = append(due, dueItem{key, b})
 			}
 		}
 	}
+	due = h.remind(q, due)
 	q.More = h.claim && len(due) > MaxItems
 	for _, d := range h.firstDue(q, due) {
 		q.Items = append(q.Items, Item{Key: d.key, Has: d.held, Want: d.want, Weight: d.weight, Every: d.every, Burst: d.burst})
@@ -53,6 +62,30 @@ func (h *Host) Request(now Time, inUse func(key string) int64) *Request {
 	h.moreClaims, h.told = q.More, q.Known
 	q.Told = h.allSlotsTold()
 	return q
+}
+
+// remind adds a bucket of which the host needs no more than its floor, even if nothing is new about it: the
+// ledger makes a bucket cold when it is told of it and no host has needed more for long, and the one that
+// needed it may have been restarted. All such buckets have their turn, then there is a rest.
+func (h *Host) remind(q *Request, due []dueItem) []dueItem {
+	if !h.leased || h.claim || len(due) >= MaxItems || h.sentAt < h.remindAt {
+		return due
+	}
+	next := ""
+	for key, b := range h.hot {
+		most := h.Params.Floor()
+		if IsTickets(key) {
+			most = 0
+		}
+		if b.want <= most && b.held <= most && b.toldIn != 0 && b.version <= q.Known && key > h.reminded && (next == "" || key < next) {
+			next = key
+		}
+	}
+	if h.reminded = next; next == "" {
+		h.remindAt = h.sentAt + h.Params.demoteAfter()
+		return due
+	}
+	return append(due, dueItem{next, h.hot[next]})
 }
 
 // heldOf returns the most that may be in use of a bucket.

@@ -1,9 +1,12 @@
 package cluster
 
+import "math"
+
 // Retry decides when a host that waits for more calls again, instead of after an interval.
 type Retry struct {
-	at  Time // of the next call
-	gap Time
+	at    Time // of the next call
+	gap   Time
+	waits bool
 }
 
 // Due reports whether a host should call at now, of which something waits. While the ledger has less to
@@ -15,7 +18,7 @@ func (r *Retry) Due(now, interval Time, waits, short bool) bool {
 	case now >= r.at:
 		r.gap = min(r.gap*5/4, interval)
 	}
-	if !waits || now < r.at {
+	if r.waits = waits; !waits || now < r.at {
 		return false
 	}
 	r.at = now + interval/2
@@ -23,4 +26,12 @@ func (r *Retry) Due(now, interval Time, waits, short bool) bool {
 		r.at = now + r.gap
 	}
 	return true
+}
+
+// Next returns when Due may report true, if the host has nothing else to do until then.
+func (r *Retry) Next() Time {
+	if !r.waits {
+		return math.MaxInt64
+	}
+	return r.at
 }

@@ -17,16 +17,16 @@ const SlotsPrefix = "#"
 // IsSlots reports whether key is that of a bucket of slots.
 func IsSlots(key string) bool { return strings.HasPrefix(key, SlotsPrefix) }
 
-// slotsFloor is what a host may have of a cold bucket of slots, rounded up: a host has the slots that fit into
+// SlotsFloor is what a host may have of a cold bucket of slots, rounded up: a host has the slots that fit into
 // a part, rounded down.
-func (p *Params) slotsFloor() int64 { return (Whole + int64(p.Hosts) - 1) / int64(p.Hosts) }
+func (p *Params) SlotsFloor() int64 { return (Whole + int64(p.Hosts) - 1) / int64(p.Hosts) }
 
 // ownFloor returns what this host may have had of a bucket until now, when it was cold.
 func (h *Host) ownFloor(key string) int64 {
 	switch {
 	case IsTickets(key):
 	case IsSlots(key) && h.roomy:
-		return h.Params.slotsFloor()
+		return h.Params.SlotsFloor()
 	case !IsSlots(key) && h.leased:
 		return h.Params.Floor()
 	}
@@ -72,7 +72,7 @@ func (h *Host) allSlotsTold() bool {
 // allTold reports whether the ledger knows of all slots that any host has. If another ledger may be alive, all
 // hosts must have been here for so long that it lends none.
 func (s *state) allTold(now Time) bool {
-	told := len(s.gone)
+	told := s.countGone()
 	if s.params.Strict {
 		told = 0
 	}
@@ -95,7 +95,7 @@ func (s *state) othersSlots(b *bucket, but string) (parts int64) {
 			has = h.parts
 		}
 		if m.version < b.version && !mutant("slots-no-reserve") {
-			has = max(has, s.params.slotsFloor())
+			has = max(has, s.params.SlotsFloor())
 		}
 		parts += has
 	}

@@ -51,7 +51,7 @@ func (l *Ledger) Snapshot(now Time, keys ...string) Snapshot {
 		return Snapshot{}
 	}
 	shot := Snapshot{
-		Params: s.params, Epoch: s.epoch, Age: now - s.born, Settled: now >= s.settleAt, Hot: len(s.buckets), Gone: s.goneList(),
+		Params: s.params, Epoch: s.epoch, Age: now - s.born, Settled: now >= s.settleAt, Hot: len(s.buckets), Gone: withPlace(s.goneList()),
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.members)) {
 		m := s.members[name]
@@ -81,4 +81,9 @@ func (s *state) holderStatus(b *bucket, now Time) (list []HolderStatus) {
 	}
 	slices.SortFunc(list, func(a, b HolderStatus) int { return cmp.Compare(a.Host, b.Host) })
 	return list
+}
+
+// withPlace returns those of hosts that are not replaced.
+func withPlace(gone []Gone) []Gone {
+	return slices.DeleteFunc(slices.Clone(gone), Gone.Replaced)
 }

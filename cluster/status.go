@@ -43,8 +43,8 @@ func (h *Host) Status(now Time) MemberStatus {
 	l := h.Lease()
 	s := MemberStatus{
 		Joined: h.leased, Counted: h.leased && h.counted && now < l.End, For: h.lasts(now), Leaving: h.leaving, Refused: h.problem,
-		Ledger: h.others, Live: h.live, Gone: h.gone, Differ: h.differ, Epoch: h.epoch, Age: now - h.renewedAt, Left: max(0, l.End-now),
-		Cold: l.use(l.Cold, now), Hot: len(h.hot),
+		Ledger: h.others, Live: h.live, Gone: withPlace(h.gone), Differ: h.differ, Epoch: h.epoch, Age: now - h.renewedAt, Left: max(0, l.End-now),
+		Cold: l.use(l.Cold, false, now), Hot: len(h.hot),
 	}
 	if h.rivalAt != 0 {
 		s.Rival = max(1, now-h.rivalAt)

@@ -16,7 +16,7 @@ func fullRequest() *Request {
 	for range MaxItems {
 		q.Items = append(q.Items, Item{Key: strings.Repeat("~", MaxKey), Has: Whole, Want: Whole, Weight: MaxWeight})
 	}
-	for range MaxHosts {
+	for range 2 * MaxHosts {
 		q.Gone = append(q.Gone, Gone{Host: "A.z_0-", Start: maxNumber, N: maxNumber})
 	}
 	return q
@@ -42,8 +42,8 @@ func TestRequest_Validate(t *testing.T) {
 		"path as name":   {func(q *Request) { q.Host = "../gw" }, "host"},
 		"items":          {func(q *Request) { q.Items = append(q.Items, Item{Key: "k"}) }, "101 items"},
 		"info":           {func(q *Request) { q.Info += "i" }, "1025 bytes of information"},
-		"gone hosts":     {func(q *Request) { q.Gone = append(q.Gone, Gone{Host: "g"}) }, "1001 hosts are gone"},
-		"more gone":      {func(q *Request) { q.Params.Hosts = 3 }, "1000 hosts are gone: must be at most 3"},
+		"gone hosts":     {func(q *Request) { q.Gone = append(q.Gone, Gone{Host: "g"}) }, "2001 hosts are gone or replaced"},
+		"more gone":      {func(q *Request) { q.Params.Hosts = 3 }, "2000 hosts are gone or replaced: must be at most 6"},
 		"start":          {func(q *Request) { q.Start = -1 }, "start -1: must be 0 to"},
 		"n":              {func(q *Request) { q.N = maxNumber + 1 }, "call 4503599627370497: must be 0 to"},
 		"got":            {func(q *Request) { q.Got = math.MinInt64 }, "call that was taken"},
@@ -58,12 +58,65 @@ func TestRequest_Validate(t *testing.T) {
 		"want":           {func(q *Request) { q.Items[99].Want = -1 }, "parts wanted -1"},
 		"weight":         {func(q *Request) { q.Items[99].Weight = MaxWeight + 1 }, "weight 65537"},
 		"gone name":      {func(q *Request) { q.Gone[7].Host = "" }, `gone host ""`},
-		"gone start":     {func(q *Request) { q.Gone[7].Start = -1 }, "start of a gone host -1"},
+		"gone start":     {func(q *Request) { q.Gone[7].Start = -2 - maxNumber }, "start of a gone host 4503599627370497"},
 		"gone n":         {func(q *Request) { q.Gone[7].N = maxNumber + 1 }, "call of a gone host"},
 	} {
 		q := fullRequest()
 		test.change(q)
 		if err := q.Validate(); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v; want an error with %q", name, err, test.want)
+		}
+	}
+}
+
+func TestReply_Validate(t *testing.T) {
+	q := fullRequest()
+	// full is a valid reply with everything at its maximum.
+	full := func() *Reply {
+		r := &Reply{N: q.N, Start: q.Start, Latest: maxReplied, Epoch: maxReplied, Live: MaxHosts, Differ: MaxHosts, Version: maxReplied, Gone: fullRequest().Gone}
+		r.Sales = []Sale{{Key: "@a", N: 1, At: -MaxEvery, Every: MaxEvery * MaxHosts}, {Key: "@b", N: MaxTickets, At: MaxEvery - MaxTickets*Second, Every: Second}}
+		for range eventPage {
+			r.Events = append(r.Events, Event{Key: strings.Repeat("~", MaxKey), Version: maxReplied})
+			r.Grants = append(r.Grants, Grant{Key: strings.Repeat("~", MaxKey), Parts: Whole})
+		}
+		return r
+	}
+	if err := full().Validate(q); err != nil {
+		t.Errorf("a reply with everything at its maximum: %v", err)
+	}
+	for name, test := range map[string]struct {
+		change func(*Reply)
+		want   string
+	}{
+		"another call":    {func(r *Reply) { r.N-- }, "it is to call 4503599627370495"},
+		"another start":   {func(r *Reply) { r.Start = 1 }, "of start 1, not"},
+		"no epoch":        {func(r *Reply) { r.Epoch = 0 }, "no epoch"},
+		"negative epoch":  {func(r *Reply) { r.Epoch = -1 }, "epoch -1"},
+		"last epoch":      {func(r *Reply) { r.Epoch = maxNumber }, "epoch 4503599627370496"},
+		"version":         {func(r *Reply) { r.Version = maxReplied + 1 }, "version"},
+		"latest":          {func(r *Reply) { r.Refused, r.Latest = RefusedOld, maxNumber }, "latest start"},
+		"refusal":         {func(r *Reply) { r.Refused = 99 }, "refusal 99"},
+		"no params":       {func(r *Reply) { r.Refused = RefusedParams }, "0 hosts"},
+		"live":            {func(r *Reply) { r.Live = -1 }, "live hosts -1"},
+		"differ":          {func(r *Reply) { r.Differ = MaxHosts + 1 }, "hosts that differ 1001"},
+		"events":          {func(r *Reply) { r.Events = append(r.Events, r.Events[0]) }, "257 events"},
+		"event to come":   {func(r *Reply) { r.Version = 7 }, "version of an event"},
+		"event's key":     {func(r *Reply) { r.Events[9].Key = "a b" }, `bucket "a b"`},
+		"grant's key":     {func(r *Reply) { r.Grants[9].Key = "" }, `bucket ""`},
+		"negative parts":  {func(r *Reply) { r.Grants[9].Parts = -1 }, "parts given -1"},
+		"parts":           {func(r *Reply) { r.Grants[9].Parts = Whole + 1 }, "parts given 1048577"},
+		"sale's key":      {func(r *Reply) { r.Sales[0].Key = "\x00" }, "bucket"},
+		"tickets":         {func(r *Reply) { r.Sales[0].N = MaxTickets + 1 }, "tickets 65"},
+		"every":           {func(r *Reply) { r.Sales[0].Every = -1 }, "time between tickets"},
+		"distant tickets": {func(r *Reply) { r.Sales[0].N = MaxTickets }, `tickets of "@a"`},
+		"distant ticket":  {func(r *Reply) { r.Sales[0].At = math.MinInt64 }, `tickets of "@a"`},
+		"gone":            {func(r *Reply) { r.Gone = append(r.Gone, r.Gone[0]) }, "2001 hosts are gone or replaced"},
+		"gone name":       {func(r *Reply) { r.Gone[7].Host = "bad name" }, "gone host"},
+		"gone start":      {func(r *Reply) { r.Gone[7].Start = -2 - maxNumber }, "start of a gone host"},
+	} {
+		r := full()
+		test.change(r)
+		if err := r.Validate(q); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v; want an error with %q", name, err, test.want)
 		}
 	}

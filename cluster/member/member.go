@@ -4,7 +4,7 @@ package member
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"time"
@@ -173,18 +173,16 @@ func (m *Member) Wait() { <-m.done }
 
 // leaving is the order to leave.
 type leaving struct {
-	ready func() bool // whether the ledger may be told; nil when it has returned true
+	ready func() error // why the ledger may not be told; nil when it may
 	done  chan error
 }
 
-// errInUse is the error of a member that must not leave.
-var errInUse = errors.New("this host still uses its part")
-
-// Leave makes the planes let nothing of shared limits pass any more, and tells the ledger, unless ready, which is
-// called in between, returns false. It returns when the ledger knows, or ctx ends.
-func (m *Member) Leave(ctx context.Context, ready func() bool) error {
+// Leave makes the planes let nothing of shared limits pass any more, and tells the ledger when nothing is left that
+// they had admitted before, unless ready, which is called in between, returns an error. It returns when the ledger
+// knows, or ctx ends.
+func (m *Member) Leave(ctx context.Context, ready func() error) error {
 	order := &leaving{ready, make(chan error, 1)}
-	if !m.do(ctx, func() { m.leaving = order }) {
+	if !m.do(ctx, func() { m.leaving, m.callAt = order, 0 }) {
 		return context.Cause(ctx)
 	}
 	select {
@@ -257,7 +255,7 @@ func (m *Member) step(ctx context.Context, now cluster.Time, sample bool) {
 	if m.busy || m.left {
 		return
 	}
-	due := m.again || urgent || now >= m.callAt || m.leaving != nil
+	due := m.again || urgent || now >= m.callAt
 	switch {
 	case len(m.queries) > 0 && !(due && m.queried): // at most one between two calls
 		m.startQuery(ctx)
@@ -270,7 +268,7 @@ func (m *Member) step(ctx context.Context, now cluster.Time, sample bool) {
 func (m *Member) nextWake(now cluster.Time) cluster.Time {
 	next := min(m.sampledAt+m.interval/samplesPerInterval, m.windowAt)
 	if !m.busy {
-		next = min(next, m.callAt)
+		next = min(next, m.callAt, m.estimator.NextUrgent(), m.slots.retry.Next(), m.tickets.retry.Next())
 	}
 	return max(next-now, cluster.Millisecond)
 }
@@ -292,6 +290,11 @@ func (m *Member) sample(now cluster.Time) {
 		name := m.Names.Name(d.Key, d.Slots)
 		switch {
 		case d.Slots:
+			if d.Name != "" {
+				name = cluster.SlotsPrefix + d.Name
+			} else if name == "" { // the policy has changed since the plane was asked
+				name = m.slots.nameOf(d.Key)
+			}
 			m.slots.add(now, name, *d)
 			continue
 		case cluster.IsTickets(name):
@@ -317,12 +320,18 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 	if m.leaving != nil {
 		q = m.host.Leave(now)
 		m.apply()
-		if ready := m.leaving.ready; ready != nil && !ready() {
-			m.leaving.done <- errInUse
-			m.left = true
+		if m.sample(now); len(m.unsettled) > 0 { // what was admitted before is yet to leave
+			m.callAt = m.sampledAt + m.interval/samplesPerInterval
 			return
 		}
-		m.leaving.ready = nil
+		if ready := m.leaving.ready; ready != nil {
+			if err := ready(); err != nil {
+				m.leaving.done <- err
+				m.left = true
+				return
+			}
+			m.leaving.ready = nil
+		}
 	} else {
 		if m.resample {
 			m.sample(now)
@@ -343,6 +352,11 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 		sent := time.Now()
 		r, err := store.Call(ctx, q)
 		took := time.Since(sent)
+		if err == nil {
+			if err = r.Validate(q); err != nil {
+				err = fmt.Errorf("the ledger's answer is not valid: %w", err)
+			}
+		}
 		m.outcomes <- func() { m.take(reply{r, q.Leave, err, took}) }
 	}()
 }
@@ -367,8 +381,14 @@ func (m *Member) release() {
 	m.oldStores = nil
 }
 
+// errLate is the error of a call whose reply came when it could not be taken any more.
+var errLate = fmt.Errorf("the reply was late: %w", context.DeadlineExceeded)
+
 // take takes the outcome of a call.
 func (m *Member) take(r reply) {
+	if r.err == nil && !m.host.Awaits(m.Clock()) {
+		r.err = errLate
+	}
 	m.counters.add(r)
 	if (r.err == nil) != (m.lastError == nil) {
 		m.logStore(r.err)
@@ -406,12 +426,9 @@ func (m *Member) apply() {
 		if key, plane, ok := m.Names.Key(name); ok {
 			parts, _ := m.host.Parts(name)
 			given := &shares[plane].Given
-			switch {
-			case cluster.IsSlots(name):
+			if cluster.IsSlots(name) {
 				given = &shares[plane].Slots
 				m.slots.know(m.sampledAt, name)
-			case cluster.IsTickets(name):
-				m.tickets.know(name)
 			}
 			*given = append(*given, shaper.KeyParts{Key: key, Parts: uint32(parts)})
 		}
@@ -452,7 +469,7 @@ func (m *Member) planeLease(l cluster.Lease) shaper.Lease {
 	now, hostNow := m.Now(), m.Clock() // in this order a lease ends early rather than late
 	return shaper.Lease{
 		End: planeTime(l.End, hostNow, now), AloneAt: planeTime(l.AloneAt, hostNow, now) + leaky.Second/1000,
-		Cold: uint32(l.Cold), Between: uint32(l.Between), Alone: uint32(l.Alone),
+		Cold: uint32(l.Cold), Between: uint32(l.Between), Alone: uint32(l.Alone), Withheld: uint32(l.Withheld),
 		Hosts: l.Hosts, SlotsCold: uint32(l.SlotsCold),
 	}
 }

@@ -3,7 +3,9 @@ package member
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +23,8 @@ type memoryStore struct {
 	away   bool // it does not answer
 	hangs  bool // it does not answer queries
 	calls  int
+
+	spoil func(*cluster.Reply) // changes replies, unless nil
 }
 
 func (s *memoryStore) Call(ctx context.Context, q *cluster.Request) (*cluster.Reply, error) {
@@ -33,7 +37,14 @@ func (s *memoryStore) Call(ctx context.Context, q *cluster.Request) (*cluster.Re
 		s.mu.Lock()
 		return nil, ctx.Err()
 	}
-	return s.ledger.Call(s.clock(), q), nil
+	if err := q.Validate(); err != nil {
+		return nil, err
+	}
+	r := s.ledger.Call(s.clock(), q)
+	if s.spoil != nil {
+		s.spoil(r)
+	}
+	return r, nil
 }
 
 func (s *memoryStore) Snapshot(ctx context.Context, keys ...string) (cluster.Snapshot, error) {
@@ -72,6 +83,8 @@ type fakePlane struct {
 	hot   bool
 	at    leaky.Time
 	sets  int
+
+	drained leaky.Time // until then something is yet to leave that was admitted before
 }
 
 func (p *fakePlane) SetShares(s shaper.Shares) {
@@ -104,6 +117,9 @@ func (p *fakePlane) Demands(list []shaper.Demand) []shaper.Demand {
 	defer p.mu.Unlock()
 	span := p.now() - p.at
 	p.at = p.now()
+	if p.now() < p.drained {
+		return append(list, shaper.Demand{Key: shaper.Key{Limit: 2}, Unsettled: true})
+	}
 	if !p.busy {
 		return list
 	}
@@ -198,6 +214,57 @@ func TestMember_GetsTheWholeAndFallsBackToItsFloor(t *testing.T) {
 	})
 }
 
+// TestMember_TakesNoInvalidReply has a store whose answers are wrong for a while, each in a way that would make a host's
+// own calls invalid for ever.
+func TestMember_TakesNoInvalidReply(t *testing.T) {
+	for name, spoil := range map[string]func(*cluster.Reply){
+		"negative epoch": func(r *cluster.Reply) { r.Epoch = -1 },
+		"last epoch":     func(r *cluster.Reply) { r.Epoch = 1 << 52 },
+		"event": func(r *cluster.Reply) {
+			r.Version++
+			r.Events = append(r.Events, cluster.Event{Version: r.Version, Key: "a b"})
+		},
+		"last version": func(r *cluster.Reply) {
+			r.Version, r.Events = 1<<53, []cluster.Event{{Version: 1 << 53, Key: "db"}}
+		},
+		"last start": func(r *cluster.Reply) { r.Refused, r.Latest = cluster.RefusedOld, 1<<52 },
+		"gone":       func(r *cluster.Reply) { r.Gone = append(r.Gone, cluster.Gone{Host: "a b"}) },
+		"live":       func(r *cluster.Reply) { r.Live = -2 },
+		"parts": func(r *cluster.Reply) {
+			r.Grants = append(r.Grants, cluster.Grant{Key: "db", Parts: 2 * cluster.Whole})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				store, planes, members := startMembers(ctx, 2)
+				planes[0].setBusy(true)
+				set := func(spoil func(*cluster.Reply)) {
+					store.mu.Lock()
+					defer store.mu.Unlock()
+					store.spoil = spoil
+				}
+				time.Sleep(3 * time.Second)
+				set(spoil)
+				time.Sleep(10 * time.Second)
+				s, _ := members[0].Status(ctx)
+				if use := planes[0].use(); s.Joined || use != shaper.Whole/2 || !strings.Contains(s.LastError, "the ledger's answer is not valid: ") {
+					t.Errorf("it uses %d parts, joined %v, after %q", use, s.Joined, s.LastError)
+				}
+				set(nil)
+				time.Sleep(5 * time.Second)
+				if s, _ := members[0].Status(ctx); !s.Joined || planes[0].use() < shaper.Whole*9/10 {
+					t.Errorf("when the store is good again it uses %d parts, after %q", planes[0].use(), s.LastError)
+				}
+				cancel()
+				for _, m := range members {
+					m.Wait()
+				}
+			})
+		})
+	}
+}
+
 func TestMember_LeavesAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -208,7 +275,7 @@ func TestMember_LeavesAtOnce(t *testing.T) {
 		if use := planes[0].use(); use > shaper.Whole*6/10 {
 			t.Fatalf("one of two busy members uses %d parts", use)
 		}
-		if err := members[1].Leave(ctx, func() bool { return true }); err != nil {
+		if err := members[1].Leave(ctx, func() error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if use := planes[1].use(); use != 0 {
@@ -217,6 +284,41 @@ func TestMember_LeavesAtOnce(t *testing.T) {
 		time.Sleep(time.Second)
 		if use := planes[0].use(); use < shaper.Whole*9/10 {
 			t.Errorf("the one that remains uses %d parts", use)
+		}
+		cancel()
+		for _, m := range members {
+			m.Wait()
+		}
+	})
+}
+
+// A member that leaves tells the ledger when what its planes have queued has left: until then others do not use
+// its part.
+func TestMember_LeavesWhenNothingIsQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		store, planes, members := startMembers(ctx, 2)
+		planes[0].setBusy(true)
+		time.Sleep(3 * time.Second)
+		planes[1].mu.Lock()
+		planes[1].drained = planes[1].now() + 3*leaky.Second/2
+		planes[1].mu.Unlock()
+		left := make(chan error)
+		var asked atomic.Bool
+		go func() { left <- members[1].Leave(ctx, func() error { asked.Store(true); return nil }) }()
+		time.Sleep(1400 * time.Millisecond)
+		if use := planes[1].use(); use != 0 || asked.Load() {
+			t.Errorf("a member that leaves admits %d parts, ready was called: %v", use, asked.Load())
+		}
+		if shot, _ := store.Snapshot(ctx); len(shot.Gone) != 0 {
+			t.Error("it has told the ledger while something was yet to leave")
+		}
+		time.Sleep(200 * time.Millisecond)
+		if shot, _ := store.Snapshot(ctx); len(shot.Gone) != 1 {
+			t.Error("it has not told the ledger when all had left")
+		}
+		if err := <-left; err != nil {
+			t.Error(err)
 		}
 		cancel()
 		for _, m := range members {

@@ -16,18 +16,16 @@ type slotDemands struct {
 // slotDemand is what this host needs of one pool.
 type slotDemand struct {
 	shaper.Demand              // in the last sample; 0 if it was not in that
+	key           shaper.Key   // in the last sample that had it
 	seenAt        cluster.Time // when it was last in a sample, or became hot
-	told          int64        // that the host wants, and when
-	toldAt        cluster.Time
-	asked         bool // since connections began to wait
+	told          int64        // that the host wants
+	asked         bool         // since connections began to wait
 	turn          turn
 	settled       bool // what the host has beyond what it wants was given back, since the pool became hot
 }
 
-const (
-	tellAgain   = 120 * cluster.Second // lets the ledger make pools cold that nobody wants
-	forgetAfter = 30 * cluster.Second  // a pool that no sample has had
-)
+// forgetAfter is how long a pool that no sample has had is known.
+const forgetAfter = 30 * cluster.Second
 
 func newSlotDemands(h *cluster.Host) *slotDemands {
 	return &slotDemands{host: h, pools: map[string]*slotDemand{}}
@@ -40,11 +38,16 @@ func (s *slotDemands) begin() {
 	}
 }
 
-// add adds what a plane needs of a pool to the sample.
+// add adds what a plane needs of a pool to the sample. If more is in use than a host may have of a cold pool, it is
+// told with the next call: the connections were in flight before the host started, and the ledger keeps only as much
+// for a host that has told nothing.
 func (s *slotDemands) add(now cluster.Time, name string, d shaper.Demand) {
 	u := s.know(now, name)
-	u.Demand = d
+	u.Demand, u.key = d, d.Key
 	u.asked = u.asked && d.Waiting > 0
+	if b := s.host.Share(name, now); !b.Hot && u.told == 0 && int64(d.Held) > s.host.Params.SlotsFloor() {
+		s.tell(name, u, u.wants(now, b))
+	}
 }
 
 // know returns a pool that is hot, or in a sample.
@@ -56,6 +59,16 @@ func (s *slotDemands) know(now cluster.Time, name string) *slotDemand {
 	}
 	u.seenAt = now
 	return u
+}
+
+// nameOf returns the name that the pool of a key had in a sample before, or "".
+func (s *slotDemands) nameOf(k shaper.Key) string {
+	for name, u := range s.pools {
+		if u.key == k {
+			return name
+		}
+	}
+	return ""
 }
 
 // held returns the parts of a pool that were in use in the last sample.
@@ -85,6 +98,14 @@ func (u *slotDemand) fraction(b cluster.ShareStatus) bool {
 	return b.Hot && b.Tight && !b.Short && u.Waiting > 0 && b.Parts > int64(u.Fit) && int64(u.Next-u.Fit) > cluster.Whole/64
 }
 
+// next returns the parts with which connections that wait would have one slot more; 0 if none waits.
+func (u *slotDemand) next() int64 {
+	if u.Waiting == 0 {
+		return 0
+	}
+	return int64(u.Next)
+}
+
 // settle gives back what the host has of pools that have just become hot, and does not want. It reports
 // whether that is anything.
 func (s *slotDemands) settle(now cluster.Time) (any bool) {
@@ -110,8 +131,8 @@ func (s *slotDemands) endWindow(now cluster.Time) {
 		b := s.host.Share(name, now)
 		want := u.wants(now, b)
 		cold := !b.Hot && u.told == 0 && want <= b.Parts // that is enough, and nobody need know
-		if !cold && (want > u.told || want < u.told-u.told/10 || now-u.toldAt > tellAgain) {
-			s.tell(now, name, u, want)
+		if !cold && (want > u.told || want < u.told-u.told/10) {
+			s.tell(name, u, want)
 		}
 		if b.Hot && want < b.Parts-b.Parts/10 {
 			s.host.Lower(name, want)
@@ -119,9 +140,15 @@ func (s *slotDemands) endWindow(now cluster.Time) {
 	}
 }
 
-func (s *slotDemands) tell(now cluster.Time, name string, u *slotDemand, want int64) {
-	u.told, u.toldAt = want, now
-	s.host.Want(name, want, max(1, int64(u.Waiting)))
+func (s *slotDemands) tell(name string, u *slotDemand, want int64) {
+	weight := u.turn.weight(u.Waiting)
+	if int64(u.Held) > s.host.Params.SlotsFloor() {
+		s.host.WantInUse(name, want, weight)
+	} else if !s.host.Want(name, want, weight) {
+		u.asked = false
+		return
+	}
+	u.told = want
 }
 
 // urgent tells the host what cannot wait for the end of the window, and reports whether it should call at
@@ -131,16 +158,16 @@ func (s *slotDemands) urgent(now, interval cluster.Time) (call bool) {
 	short := false
 	for name, u := range s.pools {
 		b := s.host.Share(name, now)
-		changed := u.turn.next(now, b.Parts, u.fraction(b))
+		changed := u.turn.observe(now, b.Parts, int64(u.Fit), u.next(), u.fraction(b))
 		switch {
 		case changed && u.turn.away(now):
 			call = true
-			s.tell(now, name, u, u.wants(now, b))
+			s.tell(name, u, u.wants(now, b))
 			s.host.Lower(name, u.wants(now, b))
 		case u.Waiting == 0 || b.Parts == cluster.Whole || u.turn.away(now):
 		case !u.asked || changed:
 			u.asked, call = true, true
-			s.tell(now, name, u, u.wants(now, b))
+			s.tell(name, u, u.wants(now, b))
 		default:
 			waits, short = append(waits, name), short || b.Short || !b.Hot || !s.host.Joined()
 		}
@@ -150,7 +177,7 @@ func (s *slotDemands) urgent(now, interval cluster.Time) (call bool) {
 	}
 	for _, name := range waits {
 		u := s.pools[name]
-		s.tell(now, name, u, u.wants(now, s.host.Share(name, now)))
+		s.tell(name, u, u.wants(now, s.host.Share(name, now)))
 	}
 	return true
 }

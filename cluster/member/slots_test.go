@@ -3,6 +3,8 @@ package member
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -80,6 +82,7 @@ type countingStore struct {
 	*memoryStore
 	told int
 	has  int64 // what was told last of what is used of the pool
+	all  int64 // that, when it was first told that this is all; -1 before
 }
 
 func (s *countingStore) Call(ctx context.Context, q *cluster.Request) (*cluster.Reply, error) {
@@ -89,6 +92,9 @@ func (s *countingStore) Call(ctx context.Context, q *cluster.Request) (*cluster.
 			s.told++
 			s.has = it.Has
 		}
+	}
+	if q.Epoch != 0 && q.Told && s.all < 0 {
+		s.all = s.has
 	}
 	s.mu.Unlock()
 	return s.memoryStore.Call(ctx, q)
@@ -104,7 +110,7 @@ func startWithSlots(ctx context.Context, n int) ([]*countingStore, []*slotsPlane
 	var stores []*countingStore
 	var planes []*slotsPlane
 	members := startThese(ctx, n, n, func(o *Options, p *fakePlane) {
-		stores = append(stores, &countingStore{memoryStore: o.Store.(*memoryStore)})
+		stores = append(stores, &countingStore{memoryStore: o.Store.(*memoryStore), all: -1})
 		planes = append(planes, &slotsPlane{fakePlane: p, given: map[shaper.Key]uint32{}})
 		o.Store, o.Names, o.Planes = stores[len(stores)-1], dbNames{}, []Plane{planes[len(planes)-1]}
 	})
@@ -169,6 +175,82 @@ func TestMember_Slots(t *testing.T) {
 	})
 }
 
+// Another member of the same daemon begins: what its connections in flight use is told before it says that the ledger
+// knows all.
+func TestMember_StartsWithSlotsInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		stores, planes, members := startWithSlots(ctx, 2)
+		for _, p := range planes {
+			p.set(shaper.Demand{Held: 6 * tenth, Want: 6 * tenth})
+		}
+		time.Sleep(3 * time.Second)
+		for i, s := range stores {
+			s.mu.Lock()
+			if s.all != 6*tenth {
+				t.Errorf("host %d said that %d parts are all it uses, want 6 tenths", i, s.all)
+			}
+			s.mu.Unlock()
+		}
+		cancel()
+		for _, m := range members {
+			m.Wait()
+		}
+	})
+}
+
+// goneNames are dbNames until the policy has them no more.
+type goneNames struct {
+	dbNames
+	gone *atomic.Bool
+}
+
+func (n goneNames) Name(k shaper.Key, slots bool) string {
+	if n.gone.Load() {
+		return ""
+	}
+	return n.dbNames.Name(k, slots)
+}
+
+func (n goneNames) Key(name string) (shaper.Key, int, bool) {
+	k, plane, ok := n.dbNames.Key(name)
+	return k, plane, ok && !n.gone.Load()
+}
+
+// What is in use of a pool is told for as long as a plane reports it, also if the policy has no name for it any more:
+// the planes know its name, or the policy has changed since they were asked.
+func TestMember_SlotsWithoutName(t *testing.T) {
+	for _, name := range []string{"", "db"} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var gone atomic.Bool
+			var store *countingStore
+			var plane *slotsPlane
+			members := startThese(ctx, 1, 2, func(o *Options, p *fakePlane) {
+				store = &countingStore{memoryStore: o.Store.(*memoryStore), all: -1}
+				plane = &slotsPlane{fakePlane: p, given: map[shaper.Key]uint32{}}
+				o.Store, o.Names, o.Planes = store, goneNames{gone: &gone}, []Plane{plane}
+			})
+			plane.set(shaper.Demand{Held: 6 * tenth, Want: 6 * tenth})
+			time.Sleep(3 * time.Second)
+			gone.Store(true)
+			plane.set(shaper.Demand{Held: 6 * tenth, Want: 6 * tenth, Name: name})
+			time.Sleep(3 * time.Second)
+			if _, has := store.last(); has != 6*tenth {
+				t.Errorf("name %q: it told that it has %d parts, want the 6 tenths in use", name, has)
+			}
+			plane.set(shaper.Demand{})
+			time.Sleep(3 * time.Second)
+			if _, has := store.last(); has != 0 {
+				t.Errorf("name %q: it told that it has %d parts of a pool that is not in use", name, has)
+			}
+			cancel()
+			members[0].Wait()
+		})
+	}
+}
+
 // A member whose host still uses something does not leave, but its planes let nothing pass any more.
 func TestMember_LeavesOnlyWhenReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -176,8 +258,8 @@ func TestMember_LeavesOnlyWhenReady(t *testing.T) {
 		store, planes, members := startMembers(ctx, 2)
 		planes[1].setBusy(true)
 		time.Sleep(3 * time.Second)
-		use := uint32(1)
-		err := members[1].Leave(ctx, func() bool { use = planes[1].use(); return false })
+		use, errInUse := uint32(1), errors.New("in use")
+		err := members[1].Leave(ctx, func() error { use = planes[1].use(); return errInUse })
 		if !errors.Is(err, errInUse) || use != 0 {
 			t.Errorf("%v, and its plane could use %d parts when it was asked", err, use)
 		}
@@ -190,4 +272,27 @@ func TestMember_LeavesOnlyWhenReady(t *testing.T) {
 			m.Wait()
 		}
 	})
+}
+
+// TestSlotDemands_FullOfOthers has more connections in flight than its floor, while the host asks for as many buckets as
+// it may.
+func TestSlotDemands_FullOfOthers(t *testing.T) {
+	p := cluster.Params{Hosts: 2, Lease: cluster.Second, Step: cluster.Second / 2}
+	host := cluster.NewHost(cluster.HostOptions{Params: p, Name: "a", Start: 1}, 0)
+	for i := range 20_000 {
+		host.Want(fmt.Sprint("flood/", i), cluster.Whole, 1)
+	}
+	s, pool := newSlotDemands(host), shaper.SlotPool{Most: 8, Hosts: 2}
+	s.begin()
+	for name, inFlight := range map[string]int{"#many": 6, "#few": 2} {
+		s.add(cluster.Second, name, shaper.Demand{Slots: true, Held: pool.Parts(inFlight), Want: pool.Parts(7), Waiting: 1})
+	}
+	s.urgent(cluster.Second, cluster.Second/10)
+	s.endWindow(cluster.Second)
+	if s.pools["#many"].told == 0 {
+		t.Error("slots in use are not told")
+	}
+	if s.pools["#few"].told != 0 || s.pools["#few"].asked {
+		t.Error("what there was no room for is taken for told")
+	}
 }

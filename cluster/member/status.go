@@ -81,7 +81,7 @@ func (m *Member) logEpoch(epoch int64) {
 	}
 	if m.lastEpoch != 0 {
 		m.counters.Epochs++
-		m.Log.Warn("the store of shared limits has lost its state or its clock has changed; hosts claim their shares again")
+		m.Log.Warn("the store of shared limits has started over: its state was lost, its clock was set, or nobody reached it for a while; hosts claim their shares again")
 	}
 	m.lastEpoch = epoch
 }

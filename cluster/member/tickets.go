@@ -16,9 +16,8 @@ type ticketDemands struct {
 type ticketDemand struct {
 	shaper.Demand       // in the last sample that had it
 	sampled       bool  // in the last sample
-	told          int64 // that the host wants, and when
-	toldAt        cluster.Time
-	asked         bool // since units began to wait
+	told          int64 // that the host wants
+	asked         bool  // since units began to wait
 }
 
 func newTicketDemands(h *cluster.Host) *ticketDemands {
@@ -34,19 +33,12 @@ func (t *ticketDemands) begin() {
 
 // add adds what a plane needs of a bucket to the sample.
 func (t *ticketDemands) add(name string, d shaper.Demand) {
-	u := t.know(name)
-	u.Demand, u.sampled = d, true
-}
-
-// know returns what is known of a bucket. One that is hot must be told again and again that the host does not want
-// it, so that the ledger can make it cold.
-func (t *ticketDemands) know(name string) *ticketDemand {
 	u := t.buckets[name]
 	if u == nil {
 		u = &ticketDemand{}
 		t.buckets[name] = u
 	}
-	return u
+	u.Demand, u.sampled = d, true
 }
 
 // bought records that the host has bought a ticket, of which the last sample did not know.
@@ -66,15 +58,15 @@ func (t *ticketDemands) tell(now, interval cluster.Time) (call bool) {
 		case want > 0:
 			call, waits = call || !u.asked, waits || u.asked
 			u.asked = true
-		case u.told == 0 && now-u.toldAt < tellAgain:
-			continue
-		case u.told == 0 && !u.sampled && !t.host.Share(name, now).Hot:
-			delete(t.buckets, name)
+		case u.told == 0:
+			if !u.sampled {
+				delete(t.buckets, name)
+			}
 			continue
 		default:
 			u.asked = false
 		}
-		u.told, u.toldAt = want, now
+		u.told = want
 		t.host.WantTickets(name, want, max(1, int64(u.Waiting)), cluster.FromDuration(u.Every.Duration()), cluster.FromDuration(u.Burst.Duration()))
 	}
 	return t.retry.Due(now, interval, waits, waits) || call

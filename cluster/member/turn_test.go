@@ -30,7 +30,7 @@ func TestTurn(t *testing.T) {
 			for now := 5 * ms; now < 10*cluster.Second && back == 0; now += 5 * ms {
 				was := u.away(now - 5*ms)
 				parts, fraction := tt.parts(now)
-				changed := u.next(now, parts, fraction && left == 0)
+				changed := u.observe(now, parts, 0, 1000, fraction && left == 0)
 				switch {
 				case changed && u.away(now):
 					left = now

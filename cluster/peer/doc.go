@@ -16,8 +16,9 @@
 // Both sides have a certificate that is signed by one of the authorities in [Files.CA], which sign for
 // nobody else: who has such a certificate belongs to the group. That of a server must be for the address
 // or name by which clients call it. That of a client must name its host: the name of the host must be
-// a DNS name of the certificate, or the first label of one. So the certificate for "gw1.example.net" is
-// that of hosts "gw1" and "gw1.example.net", and no host calls for another one. A wildcard names no host.
+// a DNS name of the certificate, or the first label of one, in lower case. So the certificate for
+// "gw1.example.net" is that of hosts "gw1" and "gw1.example.net", which are two to the ledger, and no host calls
+// for another one. A wildcard names no host.
 //
 // The files are read at each handshake. Renewed ones are in use within ten minutes, as no
 // connection lasts longer; an authority that was removed from the file is trusted no longer than that.

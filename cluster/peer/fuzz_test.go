@@ -33,7 +33,7 @@ func FuzzCall(f *testing.F) {
 	f.Add([]byte("\x06{\"Host\":\"gw1\"}\n\x00null\n\x00{\"Params\":{\"Hosts\":1000000000}}"))
 	f.Fuzz(func(t *testing.T, script []byte) {
 		now := cluster.Second
-		s := &Server{bounds: defaultBounds, ledgers: map[string]*cluster.Ledger{}, clock: func() cluster.Time { return now }}
+		s := &Server{bounds: defaultBounds, groups: map[string]*served{}, clock: func() cluster.Time { return now }}
 		h := s.handler(&refusalLog{slog.New(slog.DiscardHandler), rate.NewLimiter(1, 1)})
 		for _, line := range bytes.Split(script, []byte("\n")) {
 			if len(line) == 0 {
@@ -69,7 +69,7 @@ func FuzzCall(f *testing.F) {
 // checkLedger checks what a ledger must keep whatever hosts say.
 func checkLedger(t *testing.T, s *Server, now cluster.Time) {
 	t.Helper()
-	l := s.ledgers["default"]
+	l := s.groups["default"]
 	if l == nil {
 		return
 	}

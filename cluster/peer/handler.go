@@ -48,6 +48,9 @@ func (s *Server) handler(log *refusalLog) http.Handler {
 			}
 			if err := handle(w, r); err != nil {
 				log.warn(r.RemoteAddr, err.Error())
+				if errors.Is(err, errForbidden) { // the next connection may have another certificate
+					w.Header().Set("Connection", "close")
+				}
 				http.Error(w, err.Error(), statusOf(err))
 			}
 		})

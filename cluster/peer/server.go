@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"sync"
@@ -26,10 +27,16 @@ type Server struct {
 	http     http.Server
 	serving  sync.WaitGroup // the accept loop and the connections
 
-	mu      sync.Mutex
-	ledgers map[string]*cluster.Ledger // by group
-	files   Files
-	closed  bool
+	mu     sync.Mutex
+	groups map[string]*served // by name: those whose hosts have called
+	files  Files
+	closed bool
+}
+
+// served is the ledger of a group.
+type served struct {
+	cluster.Ledger
+	idleAt cluster.Time // from then on it has nothing that was not given up: there was no call for an expiry
 }
 
 // ServerOptions are the settings of a server.
@@ -70,7 +77,7 @@ func serve(o ServerOptions, b bounds) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("serve the ledger at %s: %w", o.Address, err)
 	}
-	s := &Server{bounds: b, clock: o.Clock, ledgers: map[string]*cluster.Ledger{}, files: o.Files}
+	s := &Server{bounds: b, clock: o.Clock, groups: map[string]*served{}, files: o.Files}
 	// A host has one connection, or two while it connects anew.
 	s.listener = &listener{Listener: inner, maxStrangers: b.strangers, maxHosts: 2*o.Hosts + 16}
 	refusals := &refusalLog{log: o.Log, limiter: rate.NewLimiter(rate.Every(10*time.Second), 10)}
@@ -133,21 +140,28 @@ var (
 	errGroups    = fmt.Errorf("%d other groups use this server", maxGroups)
 )
 
-// with calls f with the ledger of a group, and the time.
-func (s *Server) with(group string, f func(*cluster.Ledger, cluster.Time)) error {
+// with calls f with the ledger of a group, and the time. That of a group whose hosts have not called knows
+// nothing, and is not kept.
+func (s *Server) with(group string, f func(*served, cluster.Time)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.ledgers[group]
-	switch {
-	case s.closed:
+	if s.closed {
 		return errClosed
-	case l == nil && len(s.ledgers) == maxGroups:
-		return errGroups
-	case l == nil:
-		l = &cluster.Ledger{Run: rand.Text()}
-		s.ledgers[group] = l
 	}
-	f(l, s.clock())
+	now := s.clock()
+	l := s.groups[group]
+	if l == nil {
+		if len(s.groups) == maxGroups {
+			maps.DeleteFunc(s.groups, func(_ string, l *served) bool { return now >= l.idleAt })
+		}
+		if len(s.groups) == maxGroups {
+			return errGroups
+		}
+		l = &served{Ledger: cluster.Ledger{Run: rand.Text()}}
+	}
+	if f(l, now); l.idleAt != 0 {
+		s.groups[group] = l
+	}
 	return nil
 }
 
@@ -161,22 +175,25 @@ func (l local) Call(_ context.Context, q *cluster.Request) (r *cluster.Reply, er
 	if err := q.Validate(); err != nil {
 		return nil, err
 	}
-	err = l.server.with(l.group, func(l *cluster.Ledger, now cluster.Time) { r = l.Call(now, q) })
+	err = l.server.with(l.group, func(l *served, now cluster.Time) {
+		r = l.Call(now, q)
+		l.idleAt = max(l.idleAt, now+2*q.Params.Lease+q.Params.Step)
+	})
 	return r, err
 }
 
 func (l local) Snapshot(_ context.Context, keys ...string) (shot cluster.Snapshot, err error) {
-	err = l.server.with(l.group, func(l *cluster.Ledger, now cluster.Time) { shot = l.Snapshot(now, keys...) })
+	err = l.server.with(l.group, func(l *served, now cluster.Time) { shot = l.Snapshot(now, keys...) })
 	return shot, err
 }
 
 func (l local) Forget(_ context.Context, host string) (ok bool, err error) {
-	err = l.server.with(l.group, func(l *cluster.Ledger, now cluster.Time) { ok = l.Forget(now, host) })
+	err = l.server.with(l.group, func(l *served, now cluster.Time) { ok = l.Forget(now, host) })
 	return ok, err
 }
 
 func (l local) Ping(context.Context, string) error {
-	return l.server.with(l.group, func(*cluster.Ledger, cluster.Time) {})
+	return l.server.with(l.group, func(*served, cluster.Time) {})
 }
 
 func (l local) Close() {}

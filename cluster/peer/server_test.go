@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -26,8 +27,9 @@ func TestServer_IsTheLedgerOfAGroup(t *testing.T) {
 		Addresses: []string{server.address}, Group: "default", Local: server.Server, LocalAddress: server.address,
 	})
 	defer own.Close()
+	capital := a.host("capital", func(c *x509.Certificate) { c.DNSNames = []string{"GW2.example.net"} })
 	hosts := map[string]*Client{
-		"gw1": own, "gw2": newClient(t, a.host("gw2"), server.address), "gw3.example.net": newClient(t, a.host("gw3"), server.address),
+		"gw1": own, "gw2": newClient(t, capital, server.address), "gw3.example.net": newClient(t, a.host("gw3"), server.address),
 	}
 	for name, c := range hosts {
 		mustCall(t, c, newHost(name, params))
@@ -67,6 +69,47 @@ func TestServer_KeepsGroupsApart(t *testing.T) {
 	}
 }
 
+// TestServer_KeepsGroupsThatCall has a host ask for groups that do not exist, and one more group than there may be.
+func TestServer_KeepsGroupsThatCall(t *testing.T) {
+	now := cluster.Second
+	s := &Server{groups: map[string]*served{}, clock: func() cluster.Time { return now }}
+	call := func(group string) error {
+		_, err := local{s, group}.Call(t.Context(), newHost("gw1", params).Request(0, nil))
+		return err
+	}
+	for i := range maxGroups + 1 {
+		l := local{s, fmt.Sprint("wrong-", i)}
+		shot, err1 := l.Snapshot(t.Context())
+		forgotten, err2 := l.Forget(t.Context(), "gw1")
+		if err := errors.Join(err1, err2, l.Ping(t.Context(), "gw1")); err != nil || shot.Epoch != 0 || forgotten {
+			t.Fatalf("a group without calls: %+v, %v, %v", shot, forgotten, err)
+		}
+	}
+	for i := range maxGroups {
+		if err := call(fmt.Sprint("group-", i)); err != nil {
+			t.Fatal(err)
+		}
+		now += cluster.Second
+	}
+	expiry := cluster.Second + 2*params.Lease + params.Step // of the first
+	for _, test := range []struct {
+		at    cluster.Time
+		group string
+		want  error
+	}{
+		{expiry - 1, "late", errGroups},
+		{expiry - 1, "group-1", nil},
+		{expiry, "late", nil},
+		{expiry + cluster.Second, "group-0", errGroups}, // as group-1 has called
+		{expiry + 2*cluster.Second, "group-0", nil},
+	} {
+		now = test.at
+		if err := call(test.group); !errors.Is(err, test.want) {
+			t.Errorf("%s calls at %v: %v, want %v", test.group, test.at, err, test.want)
+		}
+	}
+}
+
 func TestServer_RefusesStrangers(t *testing.T) {
 	a, foreign := newAuthority(t), newAuthority(t)
 	server := startServer(t, a.host("gw1"), defaultBounds, "")
@@ -88,6 +131,9 @@ func TestServer_RefusesStrangers(t *testing.T) {
 		"for the common name":            {a.host("renamed-0", renamed("gw2")), "gw3", `certificate for ["gw2"]`},
 		"for a part of a label":          {a.host("renamed-1", renamed("gw2-a.example.net")), "gw2", "does not name this host"},
 		"for a label in the middle":      {a.host("renamed-2", renamed("a.gw2.example.net")), "gw2", "does not name this host"},
+		"for another spelling":           {a.host("gw2"), "GW2", "does not name this host"},
+		"for that of the certificate":    {a.host("renamed-4", renamed("GW2.example.net")), "GW2", "does not name this host"},
+		"for another spelling of all":    {a.host("gw2"), "gw2.Example.net", "does not name this host"},
 		"a wildcard":                     {a.host("renamed-3", renamed("*.example.net")), "gw2.example.net", "does not name this host"},
 		"a key of another certificate":   {Files{a.path("ca.pem"), a.host("gw2").Cert, a.host("gw4").Key}, "gw2", "gw4.key: tls: private key does not match"},
 		"no key":                         {Files{a.path("ca.pem"), a.path("gw2.pem"), a.path("none")}, "gw2", "no such file"},

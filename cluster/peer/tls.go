@@ -58,10 +58,12 @@ func (f *Files) client(host string) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: authorities, Certificates: []tls.Certificate{own}, ServerName: host}, nil
 }
 
-// names reports whether a certificate is that of a host.
+// names reports whether a certificate is that of a host. DNS names are the same in capitals, but names of hosts are not:
+// to a ledger "GW1" would be a host beside "gw1", with a place of its own. So only that in lower case is the host's.
 func names(c *x509.Certificate, host string) bool {
 	return slices.ContainsFunc(c.DNSNames, func(name string) bool {
+		name = strings.ToLower(name)
 		label, _, _ := strings.Cut(name, ".")
-		return strings.EqualFold(name, host) || strings.EqualFold(label, host)
+		return host == name || host == label
 	})
 }

@@ -56,9 +56,6 @@ func (s *Store) callAt(ctx context.Context, now string, q *cluster.Request) (*cl
 		return nil, err
 	}
 	r, err := parseReply(v)
-	if err == nil && (r.N != q.N || r.Start != q.Start) {
-		err = fmt.Errorf("%w: a reply to another call", errProtocol)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("ask the store: %w", err)
 	}

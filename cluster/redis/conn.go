@@ -2,6 +2,7 @@ package redis
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,6 +12,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"shaperd.dev/shaperd/internal/safefile"
 )
 
 // conn is one connection to one server process.
@@ -75,7 +78,7 @@ func (t *target) tlsConfig(address string) (*tls.Config, error) {
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host}
 	if t.CAFile != "" {
-		text, err := os.ReadFile(t.CAFile)
+		text, err := safefile.ReadRegular(t.CAFile, maxFile)
 		if err != nil {
 			return nil, err
 		}
@@ -85,7 +88,12 @@ func (t *target) tlsConfig(address string) (*tls.Config, error) {
 		}
 	}
 	if t.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
+		cert, err := safefile.ReadRegular(t.CertFile, maxFile)
+		key, keyErr := safefile.ReadRegular(t.KeyFile, maxFile)
+		if err = cmp.Or(err, keyErr); err != nil {
+			return nil, fmt.Errorf("certificate of the client: %w", err)
+		}
+		pair, err := tls.X509KeyPair(cert, key)
 		if err != nil {
 			return nil, fmt.Errorf("certificate of the client: %w", err)
 		}

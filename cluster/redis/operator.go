@@ -51,7 +51,7 @@ func parseSnapshot(reply any) (cluster.Snapshot, error) {
 		host := cluster.HostStatus{Name: h.text(), Age: h.span(), Counted: h.flag(), Lease: h.span(), Digest: h.digest(), Info: h.text()}
 		shot.Hosts = append(shot.Hosts, host)
 	})
-	shot.Gone = v.gone()
+	shot.Gone = slices.DeleteFunc(v.gone(), cluster.Gone.Replaced)
 	v.lists(func(b *values) {
 		bucket := cluster.BucketStatus{Key: b.text()}
 		b.lists(func(h *values) {

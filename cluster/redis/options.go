@@ -4,8 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
+
+	"shaperd.dev/shaperd/internal/safefile"
 )
 
 // Options say where a store is and how to reach it. They contain no secret, and may be shown.
@@ -43,7 +44,7 @@ type Options struct {
 // does not count.
 func PasswordFile(path string) func() (string, error) {
 	return func() (string, error) {
-		text, err := os.ReadFile(path)
+		text, err := safefile.ReadRegular(path, maxFile)
 		if err != nil {
 			return "", fmt.Errorf("password: %w", err)
 		}
@@ -54,6 +55,9 @@ func PasswordFile(path string) func() (string, error) {
 		return password, nil
 	}
 }
+
+// maxFile is the maximum size of a file with a password, certificates or a key, in bytes.
+const maxFile = 1 << 20
 
 // target is a store with its URL taken apart.
 type target struct {

@@ -139,6 +139,64 @@ func TestReal_Evicted(t *testing.T) {
 	})
 }
 
+// TestReal_Junk puts something else in the place of what a ledger has: it is lost.
+func TestReal_Junk(t *testing.T) {
+	const state = "local s = cmsgpack.unpack(redis.call('HGET', KEYS[1], '')) "
+	onServers(t, func(t *testing.T, binary string) {
+		sv := startServer(t, binary)
+		admin := sv.admin(t)
+		ctx := within(t, 60*time.Second)
+		for _, put := range []string{
+			"redis.call('HSET', KEYS[1], '', 'junk')",
+			"redis.call('HSET', KEYS[1], '', '')",
+			"redis.call('HSET', KEYS[1], '', '\xc1')",
+			"redis.call('HSET', KEYS[1], '', cmsgpack.pack({1, 2}))",
+			"redis.call('HSET', KEYS[1], '', cmsgpack.pack({'a', 'b'}))",
+			state + "s[8] = 2^52 redis.call('HSET', KEYS[1], '', cmsgpack.pack(s))",
+			state + "s[11] = 1/0 redis.call('HSET', KEYS[1], '', cmsgpack.pack(s))",
+			state + "s[17] = {'gw1'} redis.call('HSET', KEYS[1], '', cmsgpack.pack(s))",
+			"redis.call('HSET', KEYS[1], 'gw1', 'junk')",
+			"redis.call('HSET', KEYS[1], 'gw1', cmsgpack.pack({1, 2}))",
+			"redis.call('HSET', KEYS[2], 'db', 'junk')",
+			"redis.call('HSET', KEYS[2], 'db', cmsgpack.pack({1, 2, 3, 4, 5, 6}))",
+		} {
+			admin("FLUSHALL")
+			g := newGroup(openStore(t, Options{URL: "unix://" + sv.socket}))
+			if err := g.fillAll(ctx); err != nil {
+				t.Fatal(err)
+			}
+			epoch, keys := g.epoch, g.store.target.keys()
+			admin("EVAL", put, "2", keys[0], keys[1])
+			err := g.rounds(ctx, 6)
+			first, second := g.hosts[0].Use("db", g.now), g.hosts[1].Use("db", g.now)
+			if sum := first + second; err != nil || g.epoch <= epoch || sum < cluster.Whole/2 || sum > cluster.Whole {
+				t.Errorf("%s: %v, epoch %d after %d, hosts use %d and %d parts", put, err, g.epoch, epoch, first, second)
+			}
+		}
+	})
+}
+
+// TestReal_DistantClock has a server whose clock is in another century for a while.
+func TestReal_DistantClock(t *testing.T) {
+	onServers(t, func(t *testing.T, binary string) {
+		s := openStore(t, Options{URL: "unix://" + startServer(t, binary).socket})
+		g := newGroup(s)
+		ctx := within(t, 20*time.Second)
+		if err := g.rounds(ctx, 3); err != nil {
+			t.Fatal(err)
+		}
+		epoch := g.epoch
+		for _, at := range []cluster.Time{1<<52 - 1<<48, 1<<52 + 1, 1 << 60} {
+			if _, err := s.callAt(ctx, timeText(at), g.hosts[0].Request(g.now, nil)); err == nil || !strings.Contains(err.Error(), "SHAPERD the clock of the server is set beyond") {
+				t.Errorf("at %d: %v", at, err)
+			}
+		}
+		if err := g.rounds(ctx, 3); err != nil || g.epoch != epoch {
+			t.Errorf("when the clock is right again: %v, epoch %d after %d", err, g.epoch, epoch)
+		}
+	})
+}
+
 // TestReal_OutOfMemory has a server that takes no writes for some time.
 func TestReal_OutOfMemory(t *testing.T) {
 	onServers(t, func(t *testing.T, binary string) {

@@ -95,7 +95,7 @@ func (v *values) lists(each func(*values)) {
 // gone takes the hosts that are gone. The script does not order texts: that depends on the server's locale.
 func (v *values) gone() (gone []cluster.Gone) {
 	v.list(func(g *values) {
-		gone = append(gone, cluster.Gone{Host: g.text(), Start: g.number(maxNumber), N: g.number(maxNumber)})
+		gone = append(gone, cluster.Gone{Host: g.text(), Start: g.signed(maxNumber), N: g.number(maxNumber)})
 	})
 	slices.SortFunc(gone, func(a, b cluster.Gone) int { return cmp.Compare(a.Host, b.Host) })
 	return gone

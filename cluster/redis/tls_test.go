@@ -106,7 +106,7 @@ func TestTLS(t *testing.T) {
 			"no certificate":      {func(o *Options) { o.CertFile, o.KeyFile = "", "" }, ""},
 			"unknown certificate": {func(o *Options) { o.CertFile, o.KeyFile = other.path("client.pem"), other.path("client.key") }, ""},
 			"missing file":        {func(o *Options) { o.CAFile = other.path("none.pem") }, "no such file"},
-			"empty file":          {func(o *Options) { o.CAFile = os.DevNull }, "no certificate"},
+			"not a file":          {func(o *Options) { o.CAFile = os.DevNull }, "not a regular file"},
 			"key of another":      {func(o *Options) { o.KeyFile = other.path("client.key") }, "certificate of the client"},
 			"wrong name":          {func(o *Options) { o.URL = "rediss://" + wrongName.address }, "valid for 10.1.2.3"},
 			"TLS 1.2":             {func(o *Options) { o.URL = "rediss://" + old.address }, "protocol version"},

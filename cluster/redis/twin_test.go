@@ -2,8 +2,10 @@ package redis
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,10 +23,13 @@ type twin struct {
 	ledger *cluster.Ledger
 	run    string // of the process that the server is said to be
 	runs   int    // of ledger
-	saves  int
-	calls  int
-	epoch  int64
-	seen   coverage
+
+	replication string // ID of the server's
+
+	saves int
+	calls int
+	epoch int64
+	seen  coverage
 }
 
 // newTwin returns a twin without state, at a server that has nothing else.
@@ -35,10 +40,14 @@ func newTwin(t testing.TB, sv *server) *twin {
 	return w
 }
 
-// newEpoch makes the ledger in Go begin an epoch.
+// newEpoch makes the ledger in Go begin an epoch. Its name is that of the process that the script has, but for zeros in
+// front, which do not change the numbers of epochs.
 func (w *twin) newEpoch() {
 	w.runs++
-	w.ledger.Run = strconv.Itoa(w.runs)
+	if w.replication == "" {
+		w.replication = regexp.MustCompile("master_replid:([0-9a-f]+)").FindStringSubmatch(fmt.Sprint(w.admin("INFO", "replication")))[1]
+	}
+	w.ledger.Run = strings.Repeat("\x00", w.runs) + w.run + " " + w.replication
 }
 
 // connect makes the store take the server for the process that it is said to be.

@@ -51,7 +51,7 @@ func (w *world) check() {
 // what it got in one before.
 func (w *world) checkOldLeases(epoch int64) {
 	for _, m := range w.machines {
-		if !m.up || m.epoch >= epoch {
+		if !m.up || m.leasedIn >= epoch {
 			continue
 		}
 		for i, key := range w.keys {

@@ -15,9 +15,10 @@ type machine struct {
 	host     *cluster.Host
 	plane    plane
 	up       bool
-	process  int   // number of times that it has started
-	begun    int64 // Start of the last time
-	left     bool  // in its state directory: it uses nothing until it has joined
+	process  int          // number of times that it has started
+	begun    int64        // by the wall clock: the last start
+	away     cluster.Time // the longest Away of processes since it has joined
+	left     bool         // in its state directory: it uses nothing until it has joined
 	leaving  bool
 	told     bool  // its last call says so
 	off      bool  // it stays off
@@ -25,6 +26,7 @@ type machine struct {
 	joined   bool  // as far as it was seen
 	counted  bool  // as the last reply says that it took
 	epoch    int64 // of that reply
+	leasedIn int64 // epoch of the last one that renewed its lease
 	gone     bool  // a ledger knows that it has left, or was forgotten, and it has not joined since
 	wants    []int64
 	aloneAt  cluster.Time // when what it may use rises
@@ -43,14 +45,16 @@ func (m *machine) start() {
 		return
 	}
 	now := m.time
+	m.away = max(m.away, m.params.Away())
 	m.process++
 	m.begun++
 	if m.begun > 1 && m.chance(0.1) {
-		m.begun -= m.random.Int64N(3) // the wall clock was set back
+		m.begun -= m.random.Int64N(3) // it was set back
 	}
-	m.up, m.leaving, m.told, m.joined, m.gone, m.counted, m.epoch = true, false, false, false, false, false, 0
+	m.up, m.leaving, m.told, m.joined, m.gone, m.counted, m.epoch, m.leasedIn = true, false, false, false, false, false, 0, 0
 	m.host = cluster.NewHost(cluster.HostOptions{
-		Params: m.params, Name: m.name, Start: m.begun, Alone: m.alone, Left: m.left,
+		Params: m.params, Name: m.name, Start: m.begun<<20 + m.random.Int64N(cluster.MaxSalt), Salt: m.random.Int64N(cluster.MaxSalt),
+		Alone: m.alone, Left: m.left, Away: m.away,
 		Digest: m.random.Uint64N(2), Info: m.name,
 		InUse: func(key string) bool { return m.inUse(m.index[key]) },
 	}, now)
@@ -110,12 +114,8 @@ func (m *machine) tick(process int) {
 
 // changeDemand changes what the machine wants of some buckets.
 func (m *machine) changeDemand() {
-	changes := 0.15
-	if len(m.keys) > 3 {
-		changes = 0.01
-	}
 	for i, key := range m.keys {
-		if !m.chance(changes) {
+		if !m.chance(m.changes) {
 			continue
 		}
 		if m.rates[i] != nil {
@@ -169,7 +169,7 @@ func (m *machine) send() {
 		m.logf("%s calls %+v", m.name, *q)
 	}
 	copies := 1
-	if !m.calm && m.chance(0.02) {
+	if !m.calm && m.chance(m.copies) {
 		copies = 2
 	}
 	server := m.server
@@ -195,10 +195,13 @@ func (m *machine) deliver(r *cluster.Reply) {
 	answered = answered && !m.host.Awaits(now)
 	if answered && r.Refused == cluster.NotRefused {
 		m.counted, m.epoch = r.Counted, r.Epoch
+		if r.Renew {
+			m.leasedIn = r.Epoch
+		}
 	}
 	m.apply()
 	if m.host.Joined() && !m.joined {
-		m.left, m.gone = false, false
+		m.left, m.gone, m.away = false, false, m.params.Away()
 		m.Joins++
 	}
 	m.joined = m.host.Joined()

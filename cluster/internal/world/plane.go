@@ -58,9 +58,17 @@ func (p *plane) admits(i int, now cluster.Time) int64 {
 	case now < p.lease.End:
 		return p.given(i)
 	case now < p.lease.AloneAt:
-		return min(p.given(i), p.lease.Between)
+		return min(p.rest(i), p.lease.Between)
 	}
 	return p.lease.Alone
+}
+
+// rest is given, when the lease has ended.
+func (p *plane) rest(i int) int64 {
+	if p.hot[i] {
+		return p.lease.Rest(p.parts[i])
+	}
+	return p.given(i)
 }
 
 func (p *plane) given(i int) int64 {

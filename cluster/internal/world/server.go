@@ -9,7 +9,8 @@ type server struct {
 	clock  clock
 	up     bool
 	epoch  int64
-	saved  []any // states of before, the latest last
+	saved  []any        // states of before, the latest last
+	slidAt cluster.Time // when its clock stepped so that it may not notice
 
 	pausedUntil cluster.Time
 	pending     []func()
@@ -32,6 +33,9 @@ func (s *server) arrive(m *machine, q *cluster.Request) {
 	}
 	now := s.clock.at(s.now)
 	r := s.ledger.Call(now, q)
+	if err := r.Validate(q); err != nil {
+		s.fail(Books, "the reply %+v to %+v is not valid: %v", *r, *q, err)
+	}
 	s.Calls++
 	if r.Epoch != s.epoch {
 		s.epoch = r.Epoch
@@ -99,4 +103,18 @@ func (s *server) restart(away cluster.Time) {
 	s.logf("ledger restarts as %s", run)
 	s.up = false
 	s.after(away, func() { s.up = true })
+}
+
+// step sets the clock, unless it would add to a step of before that may have passed unnoticed: together they may be
+// longer than Params.Step.
+func (s *server) step(d cluster.Time) {
+	if d > -s.params.Lease && d <= s.params.Step {
+		if s.now < s.slidAt+4*s.params.Lease {
+			return
+		}
+		s.slidAt = s.now
+	}
+	s.logf("clock of the ledger steps by %v", d.Duration())
+	s.clock.offset += d
+	s.passUnnoticed(d)
 }

@@ -32,6 +32,8 @@ type Options struct {
 	Strict bool         // see cluster.Params
 	Split  bool         // two ledgers are alive at once
 	Many   bool         // buckets, as in some of the others
+	Small  bool         // few hosts, buckets and kinds of faults, which follow each other fast
+	Faults []Fault      // kinds that happen in a small group; if there are none, the seed chooses
 	New    func(run string) Ledger
 
 	// After is called after each call, if it is not nil. It returns what is wrong, or "".
@@ -115,9 +117,11 @@ type world struct {
 	servers  []*server
 	runs     int          // processes of ledgers that were started
 	calm     bool         // no more faults
-	faults   []int        // kinds of those that happen
+	faults   []Fault      // kinds of those that happen
 	pace     cluster.Time // the longest time between two
 	loss     float64      // of messages
+	copies   float64      // of calls that arrive twice
+	changes  float64      // how often a host changes what it wants of a bucket
 	busy     []bool       // buckets of which machines may want more than their floor
 	eager    []*machine   // while it is calm, these want all of the first buckets, and others nothing
 }
@@ -138,17 +142,30 @@ func Run(o Options) Result {
 // build chooses the group.
 func (w *world) build() {
 	leases := []cluster.Time{300 * cluster.Millisecond, cluster.Second, 2 * cluster.Second, 2 * cluster.Second}
+	mostHosts, mostKeys := 5, 4
+	if w.Small {
+		leases, mostHosts, mostKeys = leases[:1], 3, 3
+	}
 	lease := leases[w.random.IntN(len(leases))]
-	w.params = cluster.Params{Hosts: 2 + w.random.IntN(4), Lease: lease, Step: lease / 2, Strict: w.Strict}
+	w.params = cluster.Params{Hosts: 2 + w.random.IntN(mostHosts-1), Lease: lease, Step: lease / 2, Strict: w.Strict}
 	w.interval = lease / 10
-	keys := 1 + w.random.IntN(4)
+	keys := 1 + w.random.IntN(mostKeys)
 	switch r := w.random.IntN(100); {
+	case w.Small:
 	case r < 3 || w.Many:
 		keys = 110 // more than fit into one call
 	case r < 4:
 		keys = 300 // and more events than fit into a reply
 	}
-	w.chooseFaults()
+	w.changes = 0.15
+	if keys > 3 || w.Small && w.chance(0.5) {
+		w.changes = 0.01
+	}
+	if w.Small {
+		w.chooseFewFaults()
+	} else {
+		w.chooseFaults()
+	}
 	for i := range keys {
 		key := fmt.Sprintf("k%03d", i)
 		var r *rate

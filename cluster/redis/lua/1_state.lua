@@ -12,6 +12,8 @@
 
 local WHOLE, MAX_WEIGHT = 1048576, 65536
 local BACK_STEP, SLOW_REPLY, KNOWLEDGE_LAG = 20000, 50000, 100000
+-- Times and numbers of epochs stay below what hosts take of them. The clock is not that far before the year 2103.
+local MAX_NOW, MAX_NUMBER = 2 ^ 52 - 2 ^ 48, 2 ^ 52 - 2 ^ 47
 local SPARE, EVENT_PAGE, MAX_BUCKETS, MAX_SNAPSHOT, MAX_TICKETS, MOST_TURNS = WHOLE / 32, 256, 100000, 1000, 64, 16
 
 -- A bucket has its version, wanted, last, every and turn, and SIZE fields of each holder: generation, parts, want, weight,
@@ -37,28 +39,55 @@ if not now then
   local t = call('TIME')
   now = t[1] * 1000000 + t[2]
 end
+if now >= MAX_NOW then return redis.error_reply('SHAPERD the clock of the server is set beyond the year 2103') end
 
 -- A process that was a replica for some time may have an old state: its name changes when it becomes a master.
 local replication = call('INFO', 'replication')
 if not replication:find('role:master', 1, true) then return redis.error_reply('READONLY the server is a replica') end
 run = run .. ' ' .. (replication:match('master_replid:(%x+)') or '')
 
--- What the server has.
+-- What the server has. What something else has written there is no state.
 
-local s, members = nil, {}
+-- Returns a list that was packed, or nil if it is none.
+local function unpacked(packed)
+  local ok, list = pcall(cmsgpack.unpack, packed)
+  if ok and type(list) == 'table' then return list end
+end
+
+local function isNumber(x) return type(x) == 'number' and x > -MAX_NUMBER and x < MAX_NUMBER end
+
+local function isState(t)
+  if not isNumber(t[FORMAT]) or not isNumber(t[LAST]) then return false end
+  if t[FORMAT] ~= 1 then return true end
+  for i = HOSTS, MARKS do
+    if i ~= STRICT and i ~= RUN and not isNumber(t[i]) then return false end
+  end
+  return type(t[STRICT]) == 'boolean' and type(t[RUN]) == 'string' and type(t[GONE]) == 'table' and #t[GONE] % 3 == 0
+end
+
+local s, members, junk = nil, {}, false
 local all = call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
-  if all[i] == '' then s = cmsgpack.unpack(all[i + 1]) else members[all[i]] = cmsgpack.unpack(all[i + 1]) end
+  local t = unpacked(all[i + 1])
+  if all[i] == '' then
+    s = t and isState(t) and t
+  elseif t and #t == INFO then
+    members[all[i]] = t
+  else
+    junk = true
+  end
 end
 
 local buckets, dirty = {}, {}
 
--- Returns the bucket with a key, or false.
+-- Returns the bucket with a key, or false. Of one that is junk nothing is known, as if it were cold: until the next call,
+-- which begins an epoch, nothing of it is given, as nobody knows that it is hot.
 local function bucket(key)
   local b = buckets[key]
   if b == nil then
     local packed = call('HGET', KEYS[2], key)
-    b = packed and cmsgpack.unpack(packed)
+    b = packed and unpacked(packed)
+    if packed and not (b and #b >= FIRST - 1 and (#b - FIRST + 1) % SIZE == 0) then b, s[RUN] = false, '' end
     buckets[key] = b
   end
   return b
@@ -91,9 +120,9 @@ local function remove(name)
   end
 end
 
--- Whether something was removed or added that the script did not.
+-- Whether something was removed, added or replaced that the script did not.
 local function incomplete()
-  return #all / 2 - 1 ~= s[MEMBERS] or call('HLEN', KEYS[2]) ~= s[BUCKETS] or call('ZCARD', KEYS[3]) ~= s[BUCKETS]
+  return junk or #all / 2 - 1 ~= s[MEMBERS] or call('HLEN', KEYS[2]) ~= s[BUCKETS] or call('ZCARD', KEYS[3]) ~= s[BUCKETS]
     or call('ZCARD', KEYS[4]) ~= s[COLD] or call('ZCARD', KEYS[5]) ~= s[MARKS]
 end
 
@@ -122,12 +151,23 @@ local function before(a, b)
   return #a < #b
 end
 
-local function firstGone()
-  local first = 1
-  for i = 4, #s[GONE], 3 do
-    if before(s[GONE][i], s[GONE][first]) then first = i end
+local function replaced(i) return s[GONE][i + 1] < 0 end
+
+-- Returns the first of those that are gone, or of those that are replaced, and how many there are.
+local function firstGone(is)
+  local first, n = nil, 0
+  for i = 1, #s[GONE], 3 do
+    if replaced(i) == is then
+      n = n + 1
+      if not first or before(s[GONE][i], s[GONE][first]) then first = i end
+    end
   end
-  return first
+  return first, n
+end
+
+local function countGone()
+  local _, n = firstGone(false)
+  return n
 end
 
 -- Members.
@@ -140,7 +180,7 @@ local function places()
   for name, m in pairs(members) do
     if not m[JOINED] and expired(m) then remove(name) end
   end
-  return s[MEMBERS] + #s[GONE] / 3
+  return s[MEMBERS] + countGone()
 end
 
 local function knownByAll(but)
@@ -151,8 +191,16 @@ local function knownByAll(but)
   return version
 end
 
+local function heardByAll()
+  local version = s[VERSION]
+  for _, m in pairs(members) do
+    if not expired(m) then version = min(version, m[SEEN]) end
+  end
+  return version
+end
+
 local function countLive(time)
-  local n = s[STRICT] and 0 or #s[GONE] / 3
+  local n = s[STRICT] and 0 or countGone()
   for _, m in pairs(members) do
     if m[COUNTED] and m[GOOD] ~= 0 and time < m[GOOD] + s[LEASE] then n = n + 1 end
   end
@@ -167,7 +215,7 @@ local function hasMembers()
 end
 
 local function allTold()
-  local n = s[STRICT] and 0 or #s[GONE] / 3
+  local n = s[STRICT] and 0 or countGone()
   for _, m in pairs(members) do
     if m[TOLD] and not m[RETURNING] and (not s[STRICT] or live(m) and now >= m[BORN] + expiry(s)) then n = n + 1 end
   end
@@ -183,8 +231,14 @@ local function reply(t)
     t.events or {}, t.grants or {}, t.sales or {}, t.gone or {} }
 end
 
+local function runSalt()
+  local salt = 0
+  for i = 1, #run do salt = (salt * 31 + run:byte(i)) % 1048576 end
+  return salt
+end
+
 local function begin(p, last)
-  s = { 1, now, p[HOSTS], p[LEASE], p[STEP], p[STRICT], run, max(last + 1, now), now, now + p[LEASE] + p[STEP], 0, 0, 0, 0, 0, 0, {} }
+  s = { 1, now, p[HOSTS], p[LEASE], p[STEP], p[STRICT], run, max(now, last + 1 + runSalt()), now, now + p[LEASE] + p[STEP], 0, 0, 0, 0, 0, 0, {} }
   members = {}
   call('UNLINK', unpack(KEYS))
 end

@@ -33,12 +33,14 @@ end
 s[RUN], s[LAST] = run, max(s[LAST], now)
 
 local m, wasGone = members[host], gone(host)
+local wasReplaced = wasGone and replaced(wasGone)
 local same = epoch == s[EPOCH]
 local lastStart, lastN = 0, 0
 if m then
   lastStart, lastN = m[START], m[N]
 elseif wasGone then
   lastStart, lastN = s[GONE][wasGone + 1], s[GONE][wasGone + 2]
+  if wasReplaced then lastStart = -1 - lastStart end
 end
 local refused, latest
 if other then
@@ -49,11 +51,11 @@ elseif m and not same and not expired(m) and (m[JOINED] and start == m[START] or
   refused = 2
 elseif leave and not same then
   refused = 2
-elseif m or wasGone or left and leave then
+elseif m or wasGone and not wasReplaced or left and leave then
   refused = nil
 elseif left and now < s[SETTLE_AT] then
   refused = 5
-elseif places() >= s[HOSTS] and (leave or #s[GONE] == 0) then
+elseif places() >= s[HOSTS] and (leave or countGone() == 0) then
   refused = 4
 end
 if refused then
@@ -62,7 +64,7 @@ if refused then
 end
 if leave then
   remove(host)
-  if m or not left then addGone(host, start, n) end
+  if m or not left and not wasReplaced then addGone(host, start, n) end
   save(host)
   return reply { n = n, start = start, live = countLive(s[LAST]) }
 end
@@ -73,10 +75,13 @@ local function takeBack()
   if m then return m[RETURNING] end
   if wasGone then
     removeGone(wasGone)
-    return true
+    if not wasReplaced then return true end
   end
-  if #s[GONE] == 0 or not left and places() < s[HOSTS] then return false end
-  removeGone(firstGone())
+  if countGone() == 0 or not left and places() < s[HOSTS] then return false end
+  local first, n = firstGone(true)
+  if n >= s[HOSTS] then removeGone(first) end
+  first = firstGone(false)
+  s[GONE][first + 1] = -1 - s[GONE][first + 1]
   return true
 end
 
@@ -130,7 +135,13 @@ m[N], m[AT] = n, now
 local goneBefore = number()
 for _ = 1, goneBefore do
   local name, lastStart, lastN = text(), number(), number()
-  if claims and not members[name] and places() < s[HOSTS] then addGone(name, lastStart, lastN) end
+  if claims and not members[name] then
+    if lastStart < 0 then
+      if not gone(name) and #s[GONE] / 3 < 2 * s[HOSTS] then addGone(name, lastStart, lastN) end
+    elseif places() < s[HOSTS] then
+      addGone(name, lastStart, lastN)
+    end
+  end
 end
 if claims then m[CLAIMED], m[CLAIMING] = true, more end
 m[RENEWED] = same and not m[RESYNC] and (not claim or m[CLAIMED] and not m[CLAIMING])

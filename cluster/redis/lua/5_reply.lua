@@ -12,7 +12,7 @@ local function demote(key, b, share)
   s[VERSION], s[BUCKETS], s[COLD] = s[VERSION] + 1, s[BUCKETS] - 1, s[COLD] + 1
   call('ZREM', KEYS[3], key)
   call('ZADD', KEYS[4], s[VERSION], key)
-  s[COLD] = s[COLD] - call('ZREMRANGEBYSCORE', KEYS[4], '-inf', '(' .. knownByAll(''))
+  s[COLD] = s[COLD] - call('ZREMRANGEBYSCORE', KEYS[4], '-inf', '(' .. heardByAll())
   if s[COLD] > MAX_BUCKETS then s[COLD] = s[COLD] - call('ZREM', KEYS[4], call('ZRANGE', KEYS[4], 0, 0)[1]) end
 end
 
@@ -46,7 +46,7 @@ local function item(key, has, want, weight, every, burst)
     b[mine] = m[OF]
     for k = 1, SIZE - 1 do b[mine + k] = 0 end
   end
-  local parts = b[mine + 1]
+  local parts, nothing = b[mine + 1], has == 0 and want == 0
   if tickets then
     has = 0
   elseif claims and not slots then
@@ -65,7 +65,11 @@ local function item(key, has, want, weight, every, burst)
   dirty[key] = true
   if not tickets then
     if free then markShort(key, b, mine) end
-    told(key)
+    if nothing then -- like a host that has said nothing
+      for i = mine, #b do b[i] = b[i + SIZE] end
+    else
+      told(key)
+    end
   else
     b[mine + 5], b[mine + 4] = now, max(b[mine + 4], b[5])
     asked[#asked + 1] = { key, every, burst }
@@ -93,7 +97,7 @@ if same then
   m[TOLD] = not m[RESYNC] and (m[TOLD] or toldSlots and not untold)
 end
 if quarantined then
-  local spoken = #s[GONE] / 3
+  local spoken = countGone()
   for _, o in pairs(members) do
     if o[CLAIMED] and not o[CLAIMING] and live(o) or o[OVER] then spoken = spoken + 1 end
   end
