@@ -19,6 +19,7 @@ func blocking(prefix string) shaper.Limit {
 // TestBlock_RefusesEverything blocks a source that other limits match too: they are not charged for its
 // packets, and neither count its connections nor track its segments.
 func TestBlock_RefusesEverything(t *testing.T) {
+	t.Parallel()
 	others := []shaper.Limit{
 		{Name: "rate", Packets: shaper.Frequency{N: 1, Per: time.Hour}, BurstPackets: 1},
 		capped(1),
@@ -29,6 +30,10 @@ func TestBlock_RefusesEverything(t *testing.T) {
 	observed.Observe = true
 	byOperator := blocking("10.0.0.1/32")
 	byOperator.Observe, byOperator.Always = true, true
+	benches := map[shaper.AttachMode]*tcpBench{}
+	for _, mode := range []shaper.AttachMode{shaper.AttachPolice, shaper.AttachShape, shaper.AttachObserve} {
+		benches[mode] = newTCP(t, mode)
+	}
 	for _, c := range []struct {
 		name    string
 		mode    shaper.AttachMode
@@ -48,7 +53,10 @@ func TestBlock_RefusesEverything(t *testing.T) {
 		{"always, at an attachment that observes", shaper.AttachObserve, byOperator, answered, dropped, 11, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newTCP(t, c.mode, append([]shaper.Limit{c.block}, others...)...)
+			b := benches[c.mode]
+			b.t = t
+			b.clearMaps()
+			b.setLimits(append([]shaper.Limit{c.block}, others...)...)
 			d := dial(testClient)
 			if action, got, _ := b.send(d.nextSegment(client, syn, 0)); action != c.syn {
 				t.Errorf("a SYN: action %d, %+v", int32(action), got)

@@ -43,7 +43,7 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 		switch m := &limit.Meter[j]; {
 		case m.Rate.Mult == 0:
 		case l.Shared:
-			backlog[j], next[j] = p.kernel.sharedBacklog(m, join(m, key), uint64(boottime()))
+			backlog[j], next[j] = p.kernel.sharedBacklog(m, join(m, key), now, uint64(boottime()))
 		default:
 			backlog[j] = p.kernel.drainTime(m, join(m, key), now).Sub(now)
 			next[j] = backlog[j].Sub(leaky.Time(m.Burst))
@@ -123,8 +123,8 @@ func (k *kernel) lookup(meter, hash uint64) (until *uint64, ok bool) {
 }
 
 // lookupOrInsert returns the drain time of the bucket of a meter and a hash, and inserts the bucket if
-// necessary. It returns nil if the table is full. sharedNow is the time of the buckets of shared limits.
-func (k *kernel) lookupOrInsert(meter, hash uint64, now leaky.Time, sharedNow uint64) *uint64 {
+// necessary. It returns nil if the table is full. cold is what cold buckets of shared limits have at now.
+func (k *kernel) lookupOrInsert(meter, hash uint64, now leaky.Time, cold kernelShare) *uint64 {
 	if until, ok := k.lookup(meter, hash); ok {
 		return until
 	}
@@ -133,7 +133,7 @@ func (k *kernel) lookupOrInsert(meter, hash uint64, now leaky.Time, sharedNow ui
 		for i := range l.Tag {
 			tag, until, drained := atomic.LoadUint64(&l.Tag[i]), atomic.LoadUint64(&l.DrainedAt[i]), uint64(now)
 			if tag&sharedTag != 0 {
-				drained = sharedNow
+				drained = cold.drained(k.bursts[meterOf(tag)-1])
 			}
 			if (tag == 0 || tag&neverEvicted == 0 && until <= drained) &&
 				atomic.CompareAndSwapUint64(&l.Tag[i], tag, meter|hash&tagHash) {
@@ -153,9 +153,25 @@ func (k *kernel) drainTime(m *kernelMeter, hash uint64, now leaky.Time) leaky.Ti
 	if m.Tag&neverEvicted != 0 {
 		return 0
 	}
+	return min(k.floor(hash), now.Add(m.inheritable()))
+}
+
+// floor returns the floor of the lines that may contain the bucket of a hash.
+func (k *kernel) floor(hash uint64) leaky.Time {
 	at := probeLines(hash, uint64(len(k.buckets)))
-	floor := max(atomic.LoadUint64(&k.floors[at[0]]), atomic.LoadUint64(&k.floors[at[1]]))
-	return min(leaky.Time(floor), now.Add(m.inheritable()))
+	return leaky.Time(max(atomic.LoadUint64(&k.floors[at[0]]), atomic.LoadUint64(&k.floors[at[1]])))
+}
+
+// raiseFloors raises the floors of these lines to an instant.
+func (k *kernel) raiseFloors(hash uint64, until leaky.Time) {
+	for _, line := range probeLines(hash, uint64(len(k.buckets))) {
+		floor := &k.floors[line]
+		for was := atomic.LoadUint64(floor); was < uint64(until); was = atomic.LoadUint64(floor) {
+			if atomic.CompareAndSwapUint64(floor, was, uint64(until)) {
+				break
+			}
+		}
+	}
 }
 
 // inFlight returns the number of slots that the key of a hash holds.

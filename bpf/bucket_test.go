@@ -13,6 +13,7 @@ import (
 // TestBucketState runs random packets through the programs and through package shaper, and
 // compares the states of their buckets.
 func TestBucketState(t *testing.T) {
+	t.Parallel()
 	rnd := testutil.Rand(t)
 	b := newBench(t, kernelConfig{AttachId: 3, Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1, MaxLimits: shaper.MaxLimits})
 	var backlogs, waits, of int
@@ -86,6 +87,7 @@ func TestBucketState(t *testing.T) {
 // TestBucketConnections reads the number of connections in flight of a key, and the time until
 // the next admission.
 func TestBucketConnections(t *testing.T) {
+	t.Parallel()
 	l := capped(3)
 	l.NewConnections, l.QueueTimeout = shaper.Frequency{N: 1, Per: time.Minute}, time.Hour
 	b := newTCP(t, shaper.AttachShape, l)

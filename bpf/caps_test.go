@@ -9,6 +9,7 @@ import (
 )
 
 func TestCap_PerKey(t *testing.T) {
+	t.Parallel()
 	all := shaper.Limit{Name: "all", MaxConnections: 5}
 	b := newTCP(t, shaper.AttachPolice, capped(3), all)
 	var open []*dialogue
@@ -37,6 +38,7 @@ func TestCap_PerKey(t *testing.T) {
 }
 
 func TestSilentRefusal(t *testing.T) {
+	t.Parallel()
 	l := capped(1)
 	l.RefuseWith = shaper.RefuseDrop
 	b := newTCP(t, shaper.AttachPolice, l)
@@ -49,6 +51,8 @@ func TestSilentRefusal(t *testing.T) {
 // TestRefusal_LeavesNoState refuses SYNs for each reason: none leaves a slot, an entry or a
 // charge.
 func TestRefusal_LeavesNoState(t *testing.T) {
+	t.Parallel()
+	b := newTCP(t, shaper.AttachPolice)
 	hourly := shaper.Frequency{N: 1, Per: time.Hour}
 	for _, c := range []struct {
 		name   string
@@ -60,7 +64,9 @@ func TestRefusal_LeavesNoState(t *testing.T) {
 		{"new connections", []shaper.Limit{{Name: "n", NewConnections: hourly}, {Name: "c", MaxConnections: 10}, {Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Hour}}, shaper.ByNewConnections},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newTCP(t, shaper.AttachPolice, c.limits...)
+			b.t = t
+			b.clearMaps()
+			b.setLimits(c.limits...)
 			if action := b.open(dial(testClient)); action != passed {
 				t.Fatalf("the first met action %d", int32(action))
 			}
@@ -97,6 +103,7 @@ func (b *bench) drainTimes() map[uint64]uint64 {
 }
 
 func TestNewConnectionsWait(t *testing.T) {
+	t.Parallel()
 	paced := shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 10, Per: time.Second}, QueueTimeout: time.Second}
 	const step = uint64(100 * time.Millisecond)
 	for _, mode := range []shaper.AttachMode{shaper.AttachShape, shaper.AttachPolice} {
@@ -133,6 +140,7 @@ func TestNewConnectionsWait(t *testing.T) {
 }
 
 func TestWaitingSYNDoesNotExpire(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachShape, shaper.Limit{Name: "n", NewConnections: shaper.Frequency{N: 1, Per: 30 * time.Second}, QueueTimeout: time.Minute}, capped(5))
 	b.open(dial(testClient))
 	d := dial("10.0.0.1:40001")
@@ -147,6 +155,7 @@ func TestWaitingSYNDoesNotExpire(t *testing.T) {
 }
 
 func TestCapAcrossReload(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachPolice, capped(2))
 	first, second := dial(testClient), dial("10.0.0.1:40001")
 	b.establish(first)
@@ -182,6 +191,7 @@ func TestCapAcrossReload(t *testing.T) {
 }
 
 func TestAdoption_AboveCap(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachPolice, capped(2))
 	var there []*dialogue
 	for i := range 5 {
@@ -205,6 +215,7 @@ func TestAdoption_AboveCap(t *testing.T) {
 }
 
 func TestObserve_Cap(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		mode   shaper.AttachMode
@@ -232,6 +243,7 @@ func TestObserve_Cap(t *testing.T) {
 
 // A limit that observes holds no slot for a connection that another limit refuses.
 func TestObserve_NoSlotOfRefusedConnection(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "seen", MaxConnections: 1, Observe: true}, shaper.Limit{Name: "held", MaxConnections: 1})
 	for i := range 5 {
 		want := uint32(answered)

@@ -185,12 +185,17 @@ func (c *Change) Commit() error {
 	sharing := p.sharing
 	p.followPolicy(c.policy, c.numbers, c.attachments)
 	if err := p.kernel.installPolicy(c.policy, c.numbers, monotonic); err != nil {
-		p.sharing = sharing
-		p.reshare(true)
+		if p.sharing = sharing; sharing.told {
+			p.reshare(p.kernel.lease(), true)
+		}
 		c.rollBack()
 		return err
 	}
-	p.reshare(true)
+	lease := p.kernel.lease()
+	if p.adoptShares() {
+		lease = kernelLease{} // nobody knows which buckets that of the daemon before had
+	}
+	p.reshare(lease, true)
 	p.report("registry", p.kernel.save())  // the policy is active even if the next daemon will not know
 	p.report("counters", p.syncCounters()) // of limits that are removed
 	p.attachments, p.listeners, p.numbers, p.policy = c.attachments, c.listeners, c.numbers, c.policy

@@ -55,6 +55,7 @@ func perSecond(n uint64) shaper.Frequency { return shaper.Frequency{N: n, Per: t
 // TestConformance_NoFalseViolations charges buckets from all CPUs at once: no race is counted as a
 // violation, and the measured excess comes close to the allowed one.
 func TestConformance_NoFalseViolations(t *testing.T) {
+	t.Parallel()
 	const depth = 10 * time.Millisecond
 	a := shaper.Limit{Name: "a", Packets: perSecond(300_000), MaxDelay: depth}
 	b := shaper.Limit{Name: "b", Key: shaper.KeySource, Packets: perSecond(200_000), MaxDelay: 2 * depth}
@@ -100,6 +101,7 @@ func TestConformance_NoFalseViolations(t *testing.T) {
 // TestConformance_LimitsDelayEachOther has two limits with many buckets delay packets of each other:
 // packets bunch up at one of them, which the monitor detects.
 func TestConformance_LimitsDelayEachOther(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1})
 	b.loadLimits(t, attachHere(
 		shaper.Limit{Name: "connection", Key: shaper.KeyConnection, Rate: 80e3, MaxDelay: 200 * time.Millisecond},
@@ -127,6 +129,7 @@ func TestConformance_LimitsDelayEachOther(t *testing.T) {
 // TestConformance_ParityWithMeter sends packets at random times: the monitor must measure the same as
 // leaky.Meter.
 func TestConformance_ParityWithMeter(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []shaper.AttachMode{shaper.AttachPolice, shaper.AttachShape} {
 		t.Run(mode.String(), func(t *testing.T) {
 			rnd := testutil.Rand(t)
@@ -190,6 +193,7 @@ func (b *bench) onlyBucket(t *testing.T) *uint64 {
 // TestConformance_DetectsViolations clears the backlog of a bucket while packets pass: the monitor
 // detects that too many leave.
 func TestConformance_DetectsViolations(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []shaper.AttachMode{shaper.AttachPolice, shaper.AttachShape} {
 		t.Run(mode.String(), func(t *testing.T) {
 			k := newVariant(t, kernelConfig{Mode: programModes[mode], Ethernet: 1, Keep: 1}, nil)
@@ -218,6 +222,7 @@ func TestConformance_DetectsViolations(t *testing.T) {
 // TestMonitor_MovesBetweenBuckets monitors one bucket after another: no race of that is counted as a
 // violation.
 func TestMonitor_MovesBetweenBuckets(t *testing.T) {
+	t.Parallel()
 	const sources = 50
 	k := newVariant(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1}, map[string]any{kernelVarTestSources: uint32(sources)})
 	k.loadLimits(t, attachHere(shaper.Limit{Name: "a", Key: shaper.KeySource, Packets: perSecond(10_000), MaxDelay: time.Millisecond}), nil)
@@ -272,6 +277,7 @@ func TestMonitor_FreedAfterSwap(t *testing.T) {
 // TestMonitor_ResetBySwap swaps the policy: the measured and allowed excess of the old one are
 // reset, and violations stay counted.
 func TestMonitor_ResetBySwap(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, kernelConfig{Ethernet: 1, Keep: 1})
 	for i := range b.monitors {
 		for j := range b.monitors[i].Meter {

@@ -63,6 +63,7 @@ func (b *tcpBench) forgetReplies() {
 
 // TestConnections takes connections through their life cycle.
 func TestConnections(t *testing.T) {
+	t.Parallel()
 	testConnections(t, []connectionCase{
 		{"a SYN is counted", func(b *tcpBench, d *dialogue) { b.open(d) }, 1},
 		{"established", func(b *tcpBench, d *dialogue) { b.establish(d) }, 1},

@@ -44,6 +44,7 @@ func (p *testPlane) point() PointStatus {
 // TestCoverage_ForeignProgramFirst attaches next to a foreign tcx program that passes nothing on to
 // others: the limits are enforced nevertheless. A program attached later, before ours, is detected.
 func TestCoverage_ForeignProgramFirst(t *testing.T) {
+	t.Parallel()
 	if !hasTCX(t) {
 		return // no program can come first
 	}

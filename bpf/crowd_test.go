@@ -35,6 +35,7 @@ func (b *tcpBench) advance(d time.Duration) {
 // TestForgedSYNs_HonestClientsServed has a server answer forged SYNs: they do not fill the
 // connection table, and clients that complete a handshake are served.
 func TestForgedSYNs_HonestClientsServed(t *testing.T) {
+	t.Parallel()
 	const crowd, each = 100, 50 // a second
 	b := newCrowded(t, crowd, shaper.Limit{Name: "all", MaxConnections: 3})
 	most := 0
@@ -61,6 +62,7 @@ func TestForgedSYNs_HonestClientsServed(t *testing.T) {
 // TestForgottenHandshakes removes connections without slots from a crowded table. None of them is
 // established without a slot, and other connections continue.
 func TestForgottenHandshakes(t *testing.T) {
+	t.Parallel()
 	b := newCrowded(t, 0)
 	begin := func(t *testing.T) {
 		b.t = t

@@ -3,13 +3,11 @@
 package bpf
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -19,9 +17,6 @@ import (
 )
 
 const (
-	// maxDemands is the maximum number of buckets in a report.
-	maxDemands = 10_000
-
 	// A bucket is short when reports that are as far apart as shortAfter find that it has refused
 	// packets, or delayed them for 5 ms, and no longer ago than shortGap. Some packets come too early
 	// at any rate.
@@ -34,8 +29,9 @@ type shortRun struct{ since, last uint64 }
 
 // Demands appends to all what packets have used of shared limits since the last call, or would have if
 // they had not been refused, and whether they needed more: of buckets that are hot, and of cold ones that
-// are short. Of a hot bucket that it leaves out, nothing has left and nothing is needed. A cold one is
-// taken to have used its parts. It returns the 10,000 heaviest at most, as the proxy plane does.
+// are short. Of a hot bucket that it leaves out, nothing has left and nothing is needed, unless there are
+// too many: see [shaper.HeaviestDemands]. A cold one is taken to have used its parts. While anything is
+// unsettled of which the key is not known, each limit has a demand that is Unsettled and has the zero key.
 func (p *Plane) Demands(all []shaper.Demand) []shaper.Demand {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -45,11 +41,11 @@ func (p *Plane) Demands(all []shaper.Demand) []shaper.Demand {
 	}
 	boot := uint64(boottime())
 	for k := range sg.given {
-		d := shaper.Demand{Key: k, Unsettled: boot < sg.settled[k]}
+		d := shaper.Demand{Key: k, Unsettled: boot < sg.settledAt(k)}
 		for tag := range p.tagsOf(k) {
 			if i := p.kernel.findHot(tag); i >= 0 {
 				b := &p.kernel.hotBuckets[i]
-				b.report(&d)
+				d.Used = max(d.Used, b.unreported())
 				if at := atomic.LoadUint64(&b.ShortAt); at >= sg.reportedAt && sg.isShort(k, at) {
 					d.Waiting = 1
 				}
@@ -66,22 +62,54 @@ func (p *Plane) Demands(all []shaper.Demand) []shaper.Demand {
 			delete(sg.settled, k)
 		}
 	}
+	if boot < sg.allSettled {
+		all = p.anyUnsettled(all)
+	}
 	all, err := p.coldDemands(all, boot)
 	maps.DeleteFunc(sg.short, func(_ shaper.Key, run shortRun) bool { return boot >= run.last+uint64(shortGap) })
 	p.report("demands", err)
 	sg.reportedAt = boot
-	slices.SortFunc(all[own:], func(a, b shaper.Demand) int {
-		return cmp.Or(min(b.Waiting, 1)-min(a.Waiting, 1), cmp.Compare(b.Used, a.Used))
-	})
-	return all[:min(len(all), own+maxDemands)]
+	all = all[:own+len(shaper.HeaviestDemands(all[own:]))]
+	for i := range all[own:] {
+		p.reported(&all[own+i])
+	}
+	return all
 }
 
-// report adds to d what b was charged since the last report.
-func (b *kernelHotBucket) report(d *shaper.Demand) {
-	used := atomic.LoadUint64(&b.Used)
-	if more := int64(used - b.Reported); more > 0 { // less than 0 after a refund
-		d.Used, b.Reported = max(d.Used, leaky.Time(more)), used
+// unreported returns what b was charged since it was last reported.
+func (b *kernelHotBucket) unreported() leaky.Time {
+	return leaky.Time(max(0, int64(atomic.LoadUint64(&b.Used)-b.Reported))) // less than 0 after a refund
+}
+
+// reported takes from hot buckets what d reports of them. Others will report theirs later.
+func (p *Plane) reported(d *shaper.Demand) {
+	if _, hot := p.sharing.given[d.Key]; !hot {
+		return
 	}
+	for tag := range p.tagsOf(d.Key) {
+		if i := p.kernel.findHot(tag); i >= 0 {
+			b := &p.kernel.hotBuckets[i]
+			used := b.unreported()
+			d.Used, b.Reported = max(d.Used, used), b.Reported+uint64(used)
+		}
+	}
+}
+
+// anyUnsettled appends a demand for each limit, as packets of any key may wait.
+func (p *Plane) anyUnsettled(all []shaper.Demand) []shaper.Demand {
+	for id, l := range p.sharing.limits {
+		for j := range l.Meter {
+			k := shaper.Key{Limit: id}
+			if j == int(meterNew) {
+				k.Limit++
+			}
+			_, hot := p.sharing.given[k]
+			if l.Meter[j].Rate.Mult != 0 && !hot && (j != int(meterPackets) || l.Meter[meterBytes].Rate.Mult == 0) {
+				all = append(all, shaper.Demand{Key: k, Unsettled: true})
+			}
+		}
+	}
+	return all
 }
 
 // isShort records that packets found the bucket of k short at an instant, and reports whether they have for
@@ -110,7 +138,7 @@ func (p *Plane) coldDemands(all []shaper.Demand, boot uint64) ([]shaper.Demand, 
 		for i := range shorts[:n] {
 			k, ok := p.shortKey(&shorts[i])
 			if _, hot := sg.given[k]; ok && !hot && sg.isShort(k, shorts[i].At) {
-				all = append(all, shaper.Demand{Key: k, Used: used, Waiting: 1})
+				all = append(all, shaper.Demand{Key: k, Used: used, Waiting: 1, Unsettled: boot < sg.settledAt(k)})
 			}
 		}
 		if errors.Is(err, ebpf.ErrKeyNotExist) {

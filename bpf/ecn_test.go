@@ -14,6 +14,7 @@ import (
 
 // ECN-capable packets that wait for more than half of max_delay are marked and counted.
 func TestECNMarks(t *testing.T) {
+	t.Parallel()
 	for _, hook := range []struct {
 		name    string
 		mode    shaper.AttachMode

@@ -35,6 +35,7 @@ var escapeCorpus embed.FS
 // receiver, both in this kernel. The receiver's sockets must not get more than the limits were
 // charged for, and the limits must count each connection that it has.
 func TestEscape(t *testing.T) {
+	t.Parallel()
 	load := func(ethernet uint32, variables map[string]any) *bench {
 		// Long enough for a test that stalls, and short enough for the size of the map.
 		variables[kernelVarClosingTimeout], variables[kernelVarHalfOpenTimeout] = uint64(20*time.Second), uint64(20*time.Second)

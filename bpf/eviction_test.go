@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -120,6 +121,7 @@ func TestEviction_SingleBucketLimit(t *testing.T) {
 // TestEviction_KeepsBacklog evicts sources with a backlog of half an hour by a flood: none of them
 // passes sooner for that.
 func TestEviction_KeepsBacklog(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		limit shaper.Limit
@@ -140,5 +142,71 @@ func TestEviction_KeepsBacklog(t *testing.T) {
 				t.Errorf("%d of 100 sources pass another", n)
 			}
 		})
+	}
+}
+
+// share lets a table's host have the whole of shared limits, the first of which has a burst of packets, one
+// a second.
+func (c *smallTable) share(burst uint64) {
+	clear(c.buckets)
+	clear(c.floors)
+	boot := uint64(leaky.FromDuration(10 * time.Hour))
+	rate := leaky.NewRate(1, time.Second)
+	meters := map[uint64]sharedMeter{meterNumber(0, int(meterPackets)): {
+		burst: uint64(rate.Cost(burst)), inheritable: uint64(rate.Cost(burst + 1)),
+	}}
+	c.kernel.setShares(&shareChange{lease: kernelLease{End: boot + 1<<57, AloneAt: boot + 1<<57, Cold: kernelShare{Parts: shaper.Whole}}, meters: meters}, leaky.Time(boot), boot)
+	c.now += uint64(time.Hour)
+}
+
+// TestEviction_NewKeysOfSharedLimit fills the table with buckets of a shared limit and lets them drain: new
+// keys have their burst, as without sharing.
+func TestEviction_NewKeysOfSharedLimit(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		c := newSmallTable(t, shaper.Limit{Name: "burst", Key: shaper.KeySource, Packets: perSecond(1), BurstPackets: 9, Shared: shared})
+		c.share(9)
+		for i := range uint16(3000) {
+			c.now += uint64(time.Millisecond)
+			c.passes(1000+i, 53)
+		}
+		c.now += uint64(time.Hour)
+		passed := 0
+		for i := range uint16(100) {
+			for range 12 {
+				if c.passes(30000+i, 53) {
+					passed++
+				}
+			}
+		}
+		if passed != 1000 {
+			t.Errorf("shared = %v: of a hundred new sources with a burst of 10 %d packets pass", shared, passed)
+		}
+	}
+}
+
+// TestEviction_KeepsUsedBurst evicts the bucket of a source again and again, by a flood under another
+// limit: it gets no fresh burst.
+func TestEviction_KeepsUsedBurst(t *testing.T) {
+	t.Parallel()
+	for _, shared := range []bool{false, true} {
+		c := newSmallTable(t,
+			toPort(shaper.Limit{Name: "burst", Key: shaper.KeySource, Packets: perSecond(1), BurstPackets: 99, Shared: shared}, 53),
+			toPort(shaper.Limit{Name: "fast", Key: shaper.KeySource, Packets: perSecond(10), MaxDelay: time.Second}, 443))
+		c.share(99)
+		passed := 0
+		for round := range uint16(20) {
+			for range 99 { // its burst, so that the next packet may leave at once
+				if c.passes(7, 53) {
+					passed++
+				}
+			}
+			for i := range uint16(3000) {
+				c.passes(1000+round%2*3000+i, 443)
+			}
+			c.now += uint64(3 * time.Second)
+		}
+		if passed < 99 || passed > 160 {
+			t.Errorf("shared = %v: %d packets pass within a minute, of one a second with a burst of 100", shared, passed)
+		}
 	}
 }

@@ -45,6 +45,8 @@ func (b *tcpBench) eventually(live, gone int) {
 
 // TestExpiry waits until the sweeper expires connections.
 func TestExpiry(t *testing.T) {
+	t.Parallel()
+	b := newShortTimeouts(t, capped(1))
 	for _, c := range []struct {
 		name  string
 		run   func(b *tcpBench, d *dialogue)
@@ -71,7 +73,8 @@ func TestExpiry(t *testing.T) {
 		}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newShortTimeouts(t, capped(1))
+			b.t = t
+			b.clearMaps()
 			start := time.Now()
 			c.run(b, dial(testClient))
 			for b.counters().InFlight > 0 {
@@ -105,6 +108,7 @@ func TestStartSweeper_RetriesWithoutMemory(t *testing.T) {
 // TestSweep_KeepsLockedEntry lets the sweeper visit a connection that closed long ago, and whose
 // entry is being reused: it stays.
 func TestSweep_KeepsLockedEntry(t *testing.T) {
+	t.Parallel()
 	b := newShortTimeouts(t, capped(1))
 	d := dial(testClient)
 	b.establish(d)
@@ -137,6 +141,7 @@ func TestSweep_KeepsLockedEntry(t *testing.T) {
 
 // TestExpiry_WithoutDaemon closes everything but the maps: connections expire nevertheless.
 func TestExpiry_WithoutDaemon(t *testing.T) {
+	t.Parallel()
 	b := newShortTimeouts(t, capped(1))
 	b.establish(dial(testClient))
 	if err := b.kernelPrograms.Close(); err != nil {
@@ -178,6 +183,7 @@ func trafficKeepsConnection(t *testing.T) bool {
 // TestExpiry_SYNFlood sends SYNs from a hundred thousand sources that never complete a handshake:
 // they are counted up to the cap, and expire.
 func TestExpiry_SYNFlood(t *testing.T) {
+	t.Parallel()
 	const most, n = 60_000, 100_000
 	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{
 		kernelVarClosingTimeout: uint64(time.Second), kernelVarHalfOpenTimeout: uint64(4 * time.Second), kernelVarDeferredTimeout: uint64(time.Second), kernelVarRecheckInterval: uint64(time.Second),

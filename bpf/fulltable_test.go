@@ -20,6 +20,7 @@ import (
 // TestFullTable looks up sources all over a table as large as a published one, and at the
 // ends of its ranges.
 func TestFullTable(t *testing.T) {
+	t.Parallel()
 	rnd := testutil.Rand(t)
 	ranges, table := fullTable(t)
 	p := asnPolicy(t, table, "half", func(n uint32) bool { return n%2 == 1 })
@@ -56,6 +57,7 @@ func TestFullTable(t *testing.T) {
 // TestFullTable_Swap swaps full tables while packets flow: each packet meets the old policy or
 // the new one, and none waits for the swap.
 func TestFullTable_Swap(t *testing.T) {
+	t.Parallel()
 	const swaps = 6
 	ranges, table := fullTable(t)
 	var policies []*shaper.Policy

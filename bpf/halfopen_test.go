@@ -55,6 +55,7 @@ func (b *tcpBench) exchangeData(d *dialogue) {
 // TestForgedSYNs forges as many SYNs as a cap has slots, and repeats them as soon as it may help:
 // an honest client finds no slot for one handshake timeout, and then always does.
 func TestForgedSYNs(t *testing.T) {
+	t.Parallel()
 	const most = 3
 	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdleTimeout)
 	for _, c := range []struct {
@@ -140,6 +141,7 @@ func TestForgedSYNs(t *testing.T) {
 
 // TestSlotAtACK runs handshakes in which SYNs reserve no slots.
 func TestSlotAtACK(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachPolice)
 	const a = "10.0.0.1:40000"
 	for _, c := range []struct {
@@ -277,6 +279,7 @@ func TestSlotAtACK(t *testing.T) {
 
 // TestSlotAtACK_NoRepliesSeen sends a late ACK where no replies are seen.
 func TestSlotAtACK_NoRepliesSeen(t *testing.T) {
+	t.Parallel()
 	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Millisecond)}, testIdleTimeout, capped(1))
 	d := dial(testClient)
 	b.open(d)
@@ -301,6 +304,7 @@ func (b *tcpBench) sendAction(packet []byte) uint32 {
 // TestSlotAtACK_ManyClients completes many handshakes at once without reserved slots: no more
 // than the cap are established, and a waiting client gets the next slot.
 func TestSlotAtACK_ManyClients(t *testing.T) {
+	t.Parallel()
 	const most, clients = 3, 10
 	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "all", MaxConnections: most, NewConnections: shaper.Frequency{N: 10, Per: time.Hour}, QueueTimeout: clients * 6 * time.Minute})
 	b.setAllReplySeen(t, true)
@@ -345,6 +349,7 @@ func TestSlotAtACK_ManyClients(t *testing.T) {
 
 // TestReservation_ResumesAfterQuietMinute lets a minute pass without a failed handshake: SYNs reserve slots again.
 func TestReservation_ResumesAfterQuietMinute(t *testing.T) {
+	t.Parallel()
 	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, capped(1))
 	b.setAllReplySeen(t, true)
 	b.open(dial(testClient))
@@ -361,6 +366,7 @@ func TestReservation_ResumesAfterQuietMinute(t *testing.T) {
 // TestFastOpen sends SYNs whose data a server may accept at once. Where SYNs reserve no slots they
 // are dropped: clients fall back to plain SYNs.
 func TestFastOpen(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachPolice, capped(100))
 	b.setAllReplySeen(t, true)
 	n := 0

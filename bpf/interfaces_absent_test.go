@@ -15,6 +15,7 @@ import (
 // named interface that is missing is one, also if another one exists. An interface that appears and
 // cannot be attached to is reported with the reason.
 func TestStatus_MissingInterfaces(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, "ab")
 	p := openPlane(t)
 	p.apply(nil,

@@ -52,6 +52,7 @@ func TestPlane_AttachesToNewInterfaces(t *testing.T) {
 // TestPlane_FollowsLinkEvents adds and renames an interface: link events report it before the
 // periodic checks.
 func TestPlane_FollowsLinkEvents(t *testing.T) {
+	t.Parallel()
 	p := openPlane(t)
 	p.apply([]shaper.Limit{tenAnHour("here")}, shaper.Attachment{Name: "here", Interfaces: []string{"newcomer0"}, Mode: shaper.AttachPolice})
 	w := newWire(t, "newcomer")

@@ -27,9 +27,12 @@ type kernel struct {
 	monitors   []kernelMonitorPair
 	leases     []kernelLeaseSlot
 	coldFloors []uint64
+	bursts     []uint64 // of shared limits, by meter less one
 	hotLines   []kernelHotLine
 	hotBuckets []kernelHotBucket
-	cooled     map[int]uint64 // when hot buckets became cold, by index; ticks of CLOCK_BOOTTIME
+	cooled     map[int]uint64      // when hot buckets became cold, by index; ticks of CLOCK_BOOTTIME
+	lacking    map[uint64]hotParts // hot buckets without room, by tag: all cold ones have no more than these
+	retryAt    uint64              // when to look for room for them again
 
 	closedRetention time.Duration       // minimum time for which a closed connection stays in the map, when that is crowded
 	excess, claims  map[slotWord]uint32 // found by the last reconcile
@@ -51,7 +54,7 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	spec.Maps[kernelMapBuckets].MaxEntries = lines
 	spec.Maps[kernelMapFloors].MaxEntries = lines
 	spec.Maps[kernelMapKeyQueued].MaxEntries += lines * uint32(len(kernelBucketLine{}.Tag))
-	k := &kernel{spec: spec, cooled: map[int]uint64{}}
+	k := &kernel{spec: spec, cooled: map[int]uint64{}, lacking: map[uint64]hotParts{}}
 	for name := range k.byName() {
 		spec.Maps[name].Pinning = ebpf.PinByName
 	}
@@ -108,6 +111,9 @@ func (k *kernel) share() (err error) {
 	if k.coldFloors, err = shared[uint64](k.ColdFloors, 1); err != nil {
 		return err
 	}
+	if k.bursts, err = shared[uint64](k.SharedBursts, 1); err != nil {
+		return err
+	}
 	if k.hotLines, err = shared[kernelHotLine](k.HotTags, 1); err != nil {
 		return err
 	}
@@ -126,24 +132,27 @@ func shared[T any](m *ebpf.Map, n int) ([]T, error) {
 	return unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), n), nil
 }
 
-func unshare[T any](s []T) {
-	if s != nil {
-		_ = unix.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(&s[0])), len(s)*int(unsafe.Sizeof(s[0]))))
+// unshare unmaps an array, once: later its addresses may be those of another one.
+func unshare[T any](s *[]T) {
+	if a := *s; a != nil {
+		*s = nil
+		_ = unix.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(&a[0])), len(a)*int(unsafe.Sizeof(a[0]))))
 	}
 }
 
 // close closes the maps. Pinned maps stay.
 func (k *kernel) close() {
-	unshare(k.buckets)
-	unshare(k.floors)
-	unshare(k.slots)
-	unshare(k.calendars)
-	unshare(k.owners)
-	unshare(k.monitors)
-	unshare(k.leases)
-	unshare(k.coldFloors)
-	unshare(k.hotLines)
-	unshare(k.hotBuckets)
+	unshare(&k.buckets)
+	unshare(&k.floors)
+	unshare(&k.slots)
+	unshare(&k.calendars)
+	unshare(&k.owners)
+	unshare(&k.monitors)
+	unshare(&k.leases)
+	unshare(&k.coldFloors)
+	unshare(&k.bursts)
+	unshare(&k.hotLines)
+	unshare(&k.hotBuckets)
 	_ = k.store.Close()
 	_ = k.kernelMaps.Close()
 }

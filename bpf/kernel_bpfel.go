@@ -145,6 +145,8 @@ type kernelHotBucket struct {
 	Used     uint64
 	Reported uint64
 	ShortAt  uint64
+	Last     uint64
+	EmptyAt  uint64
 }
 
 type kernelHotLine struct {
@@ -153,10 +155,9 @@ type kernelHotLine struct {
 }
 
 type kernelHotShare struct {
-	_         structs.HostLayout
-	Share     kernelShare
-	Floor     uint64
-	NotBefore uint64
+	_     structs.HostLayout
+	Share kernelShare
+	Floor uint64
 }
 
 type kernelInterfaceFlag uint32
@@ -176,13 +177,14 @@ const (
 )
 
 type kernelLease struct {
-	_       structs.HostLayout
-	End     uint64
-	AloneAt uint64
-	Between uint64
-	Alone   uint64
-	Hosts   uint64
-	Cold    kernelShare
+	_        structs.HostLayout
+	End      uint64
+	AloneAt  uint64
+	Between  uint64
+	Alone    uint64
+	Withheld uint64
+	Hosts    uint64
+	Cold     kernelShare
 }
 
 type kernelLeaseSlot struct {
@@ -529,7 +531,9 @@ type kernelShare struct {
 
 type kernelSharedClock struct {
 	_       structs.HostLayout
+	At      uint64
 	Now     uint64
+	Parts   uint64
 	Stretch uint64
 }
 
@@ -587,12 +591,13 @@ const (
 )
 
 type kernelTerms struct {
-	_       structs.HostLayout
-	Share   kernelShare
-	End     uint64
-	AloneAt uint64
-	Between uint64
-	Alone   uint64
+	_        structs.HostLayout
+	Share    kernelShare
+	End      uint64
+	AloneAt  uint64
+	Between  uint64
+	Alone    uint64
+	Withheld uint64
 }
 
 type kernelTuple struct {
@@ -652,6 +657,7 @@ const (
 	kernelMapSampleLosses       = "sample_losses"
 	kernelMapSamples            = "samples"
 	kernelMapScratches          = "scratches"
+	kernelMapSharedBursts       = "shared_bursts"
 	kernelMapSharedClocks       = "shared_clocks"
 	kernelMapShortKeys          = "short_keys"
 	kernelMapStaging            = "staging"
@@ -767,6 +773,7 @@ type kernelMapSpecs struct {
 	SampleLosses  *ebpf.MapSpec `ebpf:"sample_losses"`
 	Samples       *ebpf.MapSpec `ebpf:"samples"`
 	Scratches     *ebpf.MapSpec `ebpf:"scratches"`
+	SharedBursts  *ebpf.MapSpec `ebpf:"shared_bursts"`
 	SharedClocks  *ebpf.MapSpec `ebpf:"shared_clocks"`
 	ShortKeys     *ebpf.MapSpec `ebpf:"short_keys"`
 	Staging       *ebpf.MapSpec `ebpf:"staging"`
@@ -850,6 +857,7 @@ type kernelMaps struct {
 	SampleLosses  *ebpf.Map `ebpf:"sample_losses"`
 	Samples       *ebpf.Map `ebpf:"samples"`
 	Scratches     *ebpf.Map `ebpf:"scratches"`
+	SharedBursts  *ebpf.Map `ebpf:"shared_bursts"`
 	SharedClocks  *ebpf.Map `ebpf:"shared_clocks"`
 	ShortKeys     *ebpf.Map `ebpf:"short_keys"`
 	Staging       *ebpf.Map `ebpf:"staging"`
@@ -890,6 +898,7 @@ func (m *kernelMaps) Close() error {
 		m.SampleLosses,
 		m.Samples,
 		m.Scratches,
+		m.SharedBursts,
 		m.SharedClocks,
 		m.ShortKeys,
 		m.Staging,

@@ -24,6 +24,7 @@ import (
 
 // TestHeartbeat_WhileLocked prepares a change and holds its lock: heartbeats continue.
 func TestHeartbeat_WhileLocked(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, "bl")
 	p := openPlane(t)
 	a := shaper.Attachment{Name: "edge", Interfaces: []string{w.to.Attrs().Name}, Direction: shaper.Ingress, Mode: shaper.AttachPolice}
@@ -106,6 +107,7 @@ func TestPrepare_Killed(t *testing.T) {
 // TestOpen_KilledBefore kills a daemon while it creates the maps: after some of them, after the last
 // one, and before it writes the registry. The next daemon completes them, and so does Detach.
 func TestOpen_KilledBefore(t *testing.T) {
+	t.Parallel()
 	all := len((&kernelMaps{}).byName())
 	for _, created := range []int{0, 1, all / 2, all, all + 1} { // the registry is the last one
 		for _, next := range []string{"open", "detach"} {

@@ -24,12 +24,13 @@ type migration struct {
 }
 
 // migrations returns the meters of known limits that p moves from a bucket to a calendar or back, or
-// to another calendar.
+// to another calendar. The buckets of limits that hosts share have a time of their own, and begin without
+// backlog or credit when a limit becomes a shared one.
 func (k *kernel) migrations(p *shaper.Policy, im *image) (all []migration) {
 	for i := range p.Len() {
 		l := p.Limit(i)
 		known := k.Limits[l.Name]
-		if known == nil {
+		if known == nil || l.Shared {
 			continue
 		}
 		was, is := known.Rates.meters(), ratesOf(l).meters()
@@ -62,7 +63,7 @@ func (k *kernel) migrate(c *migration, now leaky.Time) {
 	case c.newShift != 0:
 		k.calendar(c.limit, c.meter, c.newShift).reset(until)
 	default:
-		if bucket := k.lookupOrInsert(c.bucket.Tag, join(&c.bucket, [2]uint64{}), now, 0); bucket != nil {
+		if bucket := k.lookupOrInsert(c.bucket.Tag, join(&c.bucket, [2]uint64{}), now, kernelShare{}); bucket != nil {
 			atomic.StoreUint64(bucket, until)
 		}
 	}
@@ -83,7 +84,7 @@ func (k *kernel) finishMigration(c *migration) {
 	}
 	word := &k.calendar(c.limit, c.meter, c.newShift).From
 	if c.newShift == 0 {
-		if word = k.lookupOrInsert(c.bucket.Tag, join(&c.bucket, [2]uint64{}), c.at, 0); word == nil {
+		if word = k.lookupOrInsert(c.bucket.Tag, join(&c.bucket, [2]uint64{}), c.at, kernelShare{}); word == nil {
 			return
 		}
 	}

@@ -15,6 +15,7 @@ var steps = flag.Int("steps", 60_000, "random segments of the model test")
 // TestModel feeds random segments of few connections, mostly as TCP would send them, to the
 // programs and to the model, which must agree on each.
 func TestModel(t *testing.T) {
+	t.Parallel()
 	rnd := testutil.Rand(t)
 	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{
 		kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour),

@@ -14,6 +14,7 @@ import (
 // TestNewConnectionsParity sends SYNs at random times: the programs and package leaky must
 // agree on each, to the tick.
 func TestNewConnectionsParity(t *testing.T) {
+	t.Parallel()
 	rnd := testutil.Rand(t)
 	b := newTCP(t, shaper.AttachShape)
 	var delays, refusals int

@@ -14,6 +14,7 @@ import (
 // TestObserve_RefusalOfEnforcedLimit lets an observing limit refuse a SYN that another limit drops: it is
 // dropped and counted as without the first.
 func TestObserve_RefusalOfEnforcedLimit(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachPolice,
 		shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1, Per: time.Hour}},
 		shaper.Limit{Name: "seen", Observe: true, NewConnections: shaper.Frequency{N: 1, Per: time.Hour}})
@@ -27,6 +28,7 @@ func TestObserve_RefusalOfEnforcedLimit(t *testing.T) {
 // TestObserve_CountsLikeShape compares the counters of an attachment that observes with those of one
 // that shapes, next to a limit that observes.
 func TestObserve_CountsLikeShape(t *testing.T) {
+	t.Parallel()
 	var got [2]kernelCounters
 	for i, mode := range []shaper.AttachMode{shaper.AttachShape, shaper.AttachObserve} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -47,6 +49,7 @@ func TestObserve_CountsLikeShape(t *testing.T) {
 // TestCounters_Monotonic reads counters while SYNs are refused: none ever decreases, which
 // monitoring would take for a restart.
 func TestCounters_Monotonic(t *testing.T) {
+	t.Parallel()
 	b := newTCPVariant(t, shaper.AttachPolice, nil, testIdleTimeout,
 		shaper.Limit{Name: "rate", Packets: shaper.Frequency{N: 1e9, Per: time.Second}, MaxDelay: time.Second},
 		dropSilently(shaper.Limit{Name: "new", NewConnections: shaper.Frequency{N: 1, Per: time.Hour}}))
@@ -80,6 +83,7 @@ func TestCounters_Monotonic(t *testing.T) {
 
 // TestFirstConnections_Concurrent opens the first two connections on several CPUs at once.
 func TestFirstConnections_Concurrent(t *testing.T) {
+	t.Parallel()
 	var refused atomic.Int32
 	for range 5 {
 		b := newTCPVariant(t, shaper.AttachPolice, nil, testIdleTimeout, capped(1000))

@@ -299,8 +299,9 @@ func testHashes(m *generator) (h hashes) {
 // TestParity runs random packets through package shaper and through the programs in
 // the kernel: they must agree on every packet, to the tick.
 func TestParity(t *testing.T) {
-	t.Run("tc", func(t *testing.T) { testParity(t, uint32(shaper.AttachShape), (*bench).tc) })
-	t.Run("xdp", func(t *testing.T) { testParity(t, uint32(shaper.AttachPolice), (*bench).xdp) })
+	t.Parallel()
+	t.Run("tc", func(t *testing.T) { t.Parallel(); testParity(t, uint32(shaper.AttachShape), (*bench).tc) })
+	t.Run("xdp", func(t *testing.T) { t.Parallel(); testParity(t, uint32(shaper.AttachPolice), (*bench).xdp) })
 }
 
 func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample) (uint32, uint64)) {

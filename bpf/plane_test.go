@@ -38,6 +38,7 @@ func TestCommit_RegistryFull(t *testing.T) {
 }
 
 func TestPlane_Police(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		hook    shaper.Hook
 		ingress bool
@@ -75,6 +76,7 @@ func TestPlane_Police(t *testing.T) {
 
 // A table that is too small is soon reported.
 func TestPlane_ReportsFullTable(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, "full")
 	p := &testPlane{t: t, keys: 4, pins: filepath.Join(pins, "NoRoomForBuckets")}
 	p.open()

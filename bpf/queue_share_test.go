@@ -41,6 +41,7 @@ func tiny(source, port uint16, n int) []byte {
 // overflows, and a key that keeps to its rate, in bursts of two, loses no packets, which depart as
 // they would without the flood.
 func TestQueue_SharedBetweenKeys(t *testing.T) {
+	t.Parallel()
 	const queue = 1000
 	limit := func(name string, key shaper.Fields, port uint16, rate uint64, delay time.Duration) shaper.Limit {
 		return shaper.Limit{

@@ -230,6 +230,7 @@ func TestShape_NoFQ(t *testing.T) {
 
 // The qdisc clsact is removed unless it existed before, or another tool uses it.
 func TestClsact_RemovedWhenUnused(t *testing.T) {
+	t.Parallel()
 	const theirs = "filter add ingress protocol all prio 1 u32 match u8 0 0"
 	for _, c := range []struct {
 		name          string

@@ -46,6 +46,7 @@ func (b *bench) installPolicyNow(t *testing.T, p *shaper.Policy) numbers {
 // TestRescale_ConcurrentPackets lowers the rate while a source sends within both rates: it loses
 // no packets.
 func TestRescale_ConcurrentPackets(t *testing.T) {
+	t.Parallel()
 	b := newVariant(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1}, nil)
 	b.installPolicyNow(t, singleRatePolicy(t, 1e9, nil))
 	var end atomic.Bool
@@ -72,6 +73,7 @@ func TestRescale_ConcurrentPackets(t *testing.T) {
 
 // TestRescale_DrainedBucket lets a bucket drain during a slow swap: it stays drained.
 func TestRescale_DrainedBucket(t *testing.T) {
+	t.Parallel()
 	_, table := fullTable(t)
 	b := newVariant(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1}, nil)
 	n := b.installPolicyNow(t, singleRatePolicy(t, 1e9, table))

@@ -63,6 +63,7 @@ func parseRST(t *testing.T, b []byte, l3 int) rstHeader {
 }
 
 func TestRST(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "none", MaxConnections: 1})
 	b.open(dial(testClient))
 	eight := [2]netip.AddrPort{netip.MustParseAddrPort("[2001:db8::1]:40001"), netip.MustParseAddrPort("[2001:db8::2]:5432")}

@@ -61,6 +61,7 @@ func (r *rankBench) updateRankings(t *testing.T) {
 // TestRankings_HeaviestFirst sends from 1,000 sources, ten of them with much more traffic: these are
 // ranked as the heaviest, with their actual share.
 func TestRankings_HeaviestFirst(t *testing.T) {
+	t.Parallel()
 	const (
 		sources = 1000
 		heavies = 10
@@ -145,6 +146,7 @@ func TestRankings_HeaviestFirst(t *testing.T) {
 // TestSampler_RingOverflow overflows the sample ring: the loss is counted, the remaining samples
 // represent the lost ones, and samples of refused packets leave space for others.
 func TestSampler_RingOverflow(t *testing.T) {
+	t.Parallel()
 	const flood = 1_000_000
 	drop := shaper.Limit{Name: "drop", Block: true}
 	drop.Match.Source = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}

@@ -26,6 +26,12 @@ func shareUnscale(d, parts uint64) uint64 {
 // sub returns a - b, or 0 if that is negative.
 func sub(a, b uint64) uint64 { return uint64(leaky.Time(a).Sub(leaky.Time(b))) }
 
+// ofHot returns l for a hot bucket that was given parts, as load_terms in share.h does.
+func (l kernelLease) ofHot(parts uint64) *kernelLease {
+	l.Between = min(l.Between, shareScale(parts, shaper.Whole-l.Withheld))
+	return &l
+}
+
 // partsAt returns what a bucket that was given parts has at boot, an instant of CLOCK_BOOTTIME.
 func (l *kernelLease) partsAt(parts, boot uint64) uint64 {
 	switch {
@@ -37,15 +43,16 @@ func (l *kernelLease) partsAt(parts, boot uint64) uint64 {
 	return l.Alone
 }
 
-// advance moves a share, of a bucket with a burst, to an instant. It raises floor where parts grow. It
-// does what advance_terms in share.h does.
+// advance moves a share, of a bucket with a burst, to an instant, or to its beginning if that is later. It raises
+// floor where parts grow. It does what advance_terms in share.h does.
 func (l *kernelLease) advance(sh kernelShare, floor, burst, boot uint64) (_ kernelShare, _ uint64) {
 	end := max(l.End, sh.From)
 	aloneAt := max(l.AloneAt, end)
 	began := sh.From
+	boot = max(boot, began)
 	move := func(to uint64) {
-		sh.Vtime += shareScale(sub(to, sh.From), sh.Parts)
-		sh.From = max(sh.From, to)
+		sh.Vtime += shareScale(to-sh.From, sh.Parts)
+		sh.From = to
 	}
 	if boot >= end && end < aloneAt {
 		move(end)
@@ -62,8 +69,10 @@ func (l *kernelLease) advance(sh kernelShare, floor, burst, boot uint64) (_ kern
 	return sh, floor
 }
 
-// when returns the first instant, not before boot, at which a unit may leave a bucket of a value.
-func (l *kernelLease) when(sh kernelShare, value, boot uint64) uint64 {
+// when returns the first instant, not before boot, at which a unit may leave a bucket of a value. alone is whether the
+// bucket is hot and its queue empty. It does what share_when in share.h does.
+func (l *kernelLease) when(alone bool, sh kernelShare, value, boot uint64) uint64 {
+	present := l.partsAt(sh.Parts, boot)
 	end := max(l.End, sh.From)
 	for _, next := range [...]struct{ until, parts uint64 }{
 		{end, min(sh.Parts, l.Between)}, {max(l.AloneAt, end), l.Alone}, {uint64(leaky.Never), 0},
@@ -71,6 +80,9 @@ func (l *kernelLease) when(sh kernelShare, value, boot uint64) uint64 {
 		if sh.Parts > 0 {
 			t := leaky.Time(sh.From).Add(leaky.Time(shareUnscale(sub(value, sh.Vtime), sh.Parts)))
 			if t = max(t, leaky.Time(boot)); uint64(t) < next.until {
+				if !alone && sh.Parts != present {
+					break
+				}
 				return uint64(t)
 			}
 		}
@@ -128,8 +140,23 @@ func (k *kernel) findHot(tag uint64) int {
 type sharedMeter struct {
 	rate     [2]uint64 // a unit costs the first shifted by the second
 	burst    uint64
-	maxDelay uint64 // for which packets are queued under it
-	hold     uint64 // for which they may be in addition, as they are charged on arrival
+	maxDelay uint64 // for which packets are queued if its bucket says so
+	hold     uint64 // for which they may be although it does not, as they are charged on arrival
+
+	inheritable uint64 // the most backlog that a new key inherits
+}
+
+// queuedUntil returns the last departure, not before boot, that a cold bucket of a value may have granted. It was
+// charged under lease l, and has the share sh.
+func (m *sharedMeter) queuedUntil(l *kernelLease, sh kernelShare, value, boot uint64) uint64 {
+	if value == 0 { // nothing was ever charged
+		return boot
+	}
+	last := boot
+	if now, _ := l.advance(sh, 0, 0, boot); value > now.Vtime {
+		last = min(l.when(false, sh, value, boot), boot+m.maxDelay)
+	}
+	return max(last, boot+m.hold)
 }
 
 // shareChange is a change of what the programs may use.
@@ -141,7 +168,8 @@ type shareChange struct {
 
 	meters map[uint64]sharedMeter // by number
 
-	// settled is set to when all has left that was enqueued under more parts, by tag.
+	// settled is set to when all has left that was enqueued under more parts, by tag. Cold buckets that
+	// remain so are not in it.
 	settled map[uint64]uint64
 }
 
@@ -158,44 +186,57 @@ func (k *kernel) setShares(c *shareChange, now leaky.Time, boot uint64) (lacking
 		u.was.Cold = kernelShare{From: boot, Vtime: boot}
 	}
 	u.cold, _ = u.was.advance(u.was.Cold, 0, 0, boot)
-	hot := maps.Clone(c.hot)
+	for number, m := range c.meters {
+		atomic.StoreUint64(&k.bursts[number-1], m.burst)
+	}
+	if c.reset {
+		clear(k.lacking)
+	}
+	hot := map[uint64]hotParts{}
+	if boot >= k.retryAt {
+		maps.Copy(hot, k.lacking)
+		k.retryAt = boot + uint64(leaky.Second)
+	}
+	maps.Copy(hot, c.hot)
 	ended := boot >= u.was.End || boot >= u.next.End // then what buckets have is not what they were given
-	if c.reset || ended {
-		for i := range k.hotBuckets {
-			tag := *k.hotTag(i)
-			if _, ok := hot[tag]; tag == 0 || ok {
-				continue
-			}
-			if c.reset {
-				u.cool(i)
-			} else {
-				hot[tag] = hotParts{k.hotBuckets[i].share().Share.Parts, k.hotBuckets[i].Hash}
-			}
+	for i := range k.hotBuckets {
+		tag, b := *k.hotTag(i), &k.hotBuckets[i]
+		if _, ok := hot[tag]; tag == 0 || ok {
+			continue
+		}
+		switch {
+		case c.reset:
+			u.cool(i)
+		case ended || atomic.LoadUint64(&b.Last) > min(u.was.End, u.next.End): // granted as if the lease were not renewed
+			hot[tag] = hotParts{b.share().Share.Parts, b.Hash}
 		}
 	}
 	for _, tag := range c.cold {
 		if i := k.findHot(tag); i >= 0 {
 			u.cool(i)
-			delete(hot, tag)
 		}
+		delete(hot, tag)
+		delete(k.lacking, tag)
 	}
 	for tag, h := range hot {
-		if !u.give(tag, h) {
-			u.next.Cold.Parts = min(u.next.Cold.Parts, h.parts)
-			lacking++
+		if delete(k.lacking, tag); !u.give(tag, h) {
+			k.lacking[tag] = h
 		}
+	}
+	for _, h := range k.lacking {
+		u.next.Cold.Parts = min(u.next.Cold.Parts, h.parts)
 	}
 	if parts := u.next.Cold.Parts; ended || parts != u.was.Cold.Parts {
 		u.next.Cold = kernelShare{From: boot, Vtime: u.cold.Vtime, Parts: parts}
 		for number, m := range c.meters {
 			_, floor := u.was.advance(u.was.Cold, k.coldFloors[number-1], m.burst, boot)
-			atomic.StoreUint64(&k.coldFloors[number-1], u.grow(u.cold, floor, parts, m.burst))
+			atomic.StoreUint64(&k.coldFloors[number-1], u.limitCredit(u.cold, floor, &u.next, parts, m.burst))
 		}
 	} else {
 		u.next.Cold = u.was.Cold
 	}
 	k.setLease(&u.next)
-	return lacking
+	return len(k.lacking)
 }
 
 // shareUpdate is a change that is being made.
@@ -209,12 +250,10 @@ type shareUpdate struct {
 	boot      uint64
 }
 
-// grow returns the floor of a bucket that has a share, and now gets parts.
-func (u *shareUpdate) grow(sh kernelShare, floor, parts, burst uint64) uint64 {
-	if u.next.partsAt(parts, u.boot) <= sh.Parts {
-		return floor
-	}
-	return max(floor, sub(sh.Vtime, shareScale(burst, sh.Parts)))
+// limitCredit returns the floor of a bucket that has a share, and gets parts then, under lease next: the credit that it
+// has, as far as these allow.
+func (u *shareUpdate) limitCredit(sh kernelShare, floor uint64, next *kernelLease, parts, burst uint64) uint64 {
+	return max(floor, sub(sh.Vtime, shareScale(burst, min(sh.Parts, next.partsAt(parts, sh.From)))))
 }
 
 // give gives parts to the bucket with a tag, which is hot from now on. It returns false if there is no room.
@@ -224,33 +263,35 @@ func (u *shareUpdate) give(tag uint64, h hotParts) bool {
 	if i < 0 {
 		return u.heat(tag, h, m)
 	}
-	b := &u.hotBuckets[i]
-	was := b.share()
-	sh, floor := u.was.advance(was.Share, was.Floor, m.burst, u.boot)
-	u.set(b, tag, was.Share, sh, floor, was.NotBefore, h.parts, m)
+	u.set(i, tag, h.parts, m, u.was.ofHot(u.hotBuckets[i].share().Share.Parts))
 	return true
 }
 
-// set gives parts to a hot bucket that had the share was, which is sh by now.
-func (u *shareUpdate) set(b *kernelHotBucket, tag uint64, was, sh kernelShare, floor, notBefore, parts uint64, m sharedMeter) {
-	last := u.lastDeparture(was, sh, atomic.LoadUint64(&b.Value), m)
-	if u.next.partsAt(parts, u.boot) < sh.Parts {
-		u.settled[tag] = last + m.hold
-	}
-	notBefore = max(notBefore, last)
+// set gives parts to the hot bucket at an index, which was under a lease, from its last departure on. What waits for
+// that leaves as it was to, and what comes later leaves after it.
+func (u *shareUpdate) set(i int, tag, parts uint64, m sharedMeter, lease *kernelLease) {
+	b := &u.hotBuckets[i]
+	was, from := b.share(), max(u.boot, atomic.LoadUint64(&b.Last))
+	sh, floor := lease.advance(was.Share, was.Floor, m.burst, from)
+	next := u.next.ofHot(parts)
+	u.settle(i, tag, lease, next.partsAt(parts, u.boot))
 	b.setShare(&kernelHotShare{
-		Share: kernelShare{From: u.boot, Vtime: sh.Vtime, Parts: parts},
-		Floor: u.grow(sh, floor, parts, m.burst), NotBefore: notBefore,
+		Share: kernelShare{From: from, Vtime: sh.Vtime, Parts: parts},
+		Floor: u.limitCredit(sh, floor, next, parts, m.burst),
 	})
 }
 
-// lastDeparture returns when all has left that was charged to a bucket of a value, with the share was,
-// which is sh by now.
-func (u *shareUpdate) lastDeparture(was, sh kernelShare, value uint64, m sharedMeter) uint64 {
-	if sh.Parts == 0 || value <= sh.Vtime {
-		return u.boot
+// settle notes when the hot bucket at an index, which was under a lease and has parts from now on, is empty of what was
+// enqueued under more.
+func (u *shareUpdate) settle(i int, tag uint64, lease *kernelLease, parts uint64) {
+	b := &u.hotBuckets[i]
+	emptyAt, most := atomic.LoadUint64(&b.EmptyAt), lease.partsAt(b.share().Share.Parts, u.boot)
+	if emptyAt >= u.was.AloneAt {
+		most = max(most, u.was.Alone)
 	}
-	return min(u.was.when(was, value, u.boot), u.boot+m.maxDelay)
+	if emptyAt > u.boot && parts < most {
+		u.settled[tag] = emptyAt
+	}
 }
 
 // heat makes a bucket hot.
@@ -260,13 +301,20 @@ func (u *shareUpdate) heat(tag uint64, h hotParts, m sharedMeter) bool {
 			continue
 		}
 		b := &u.hotBuckets[i]
-		value := u.coldValue(tag, h.hash)
-		b.Hash, b.Reported, b.ShortAt = h.hash, b.Used, 0
-		atomic.StoreUint64(&b.Value, value)
+		value := u.coldValue(tag, h.hash, u.cold, m, u.now)
+		if _, known := u.lookup(tag&^tagHash, h.hash); !known {
+			m.hold = 0 // nothing was charged on arrival that may be queued
+		}
+		last := m.queuedUntil(&u.was, u.was.Cold, value, u.boot)
+		// As a charge would: what is added below is no more than the charges.
 		_, floor := u.was.advance(u.was.Cold, u.coldFloors[meterOf(tag)-1], m.burst, u.boot)
-		u.set(b, tag, u.was.Cold, u.cold, floor, 0, h.parts, m)
+		value = max(value, floor, u.cold.drained(m.burst))
+		b.Hash, b.Reported, b.ShortAt, b.Last, b.EmptyAt = h.hash, b.Used, 0, last, last
+		atomic.StoreUint64(&b.Value, value)
+		b.setShare(&kernelHotShare{Share: u.was.Cold, Floor: u.coldFloors[meterOf(tag)-1]})
+		u.set(i, tag, h.parts, m, &u.was)
 		atomic.StoreUint64(u.hotTag(i), tag)
-		atomic.AddUint64(&b.Value, sub(u.coldValue(tag, h.hash), value)) // charged meanwhile
+		atomic.AddUint64(&b.Value, sub(u.coldValue(tag, h.hash, u.cold, m, u.now), value)) // charged meanwhile
 		return true
 	}
 	return false
@@ -275,16 +323,21 @@ func (u *shareUpdate) heat(tag uint64, h hotParts, m sharedMeter) bool {
 // cool makes the hot bucket at an index cold.
 func (u *shareUpdate) cool(i int) {
 	b, tag := &u.hotBuckets[i], *u.hotTag(i)
-	m, was := u.meters[meterOf(tag)], b.share()
-	sh, floor := u.was.advance(was.Share, was.Floor, m.burst, u.boot)
-	floor = max(floor, sub(sh.Vtime, shareScale(m.burst, sh.Parts)))
-	value := max(atomic.LoadUint64(&b.Value), floor)
-	if u.next.partsAt(u.next.Cold.Parts, u.boot) < sh.Parts {
-		u.settled[tag] = u.lastDeparture(was.Share, sh, value, m) + m.hold
+	m, was, from := u.meters[meterOf(tag)], b.share(), max(u.boot, atomic.LoadUint64(&b.Last))
+	lease := u.was.ofHot(was.Share.Parts)
+	sh, floor := lease.advance(was.Share, was.Floor, m.burst, from)
+	least := max(floor, sub(sh.Vtime, shareScale(m.burst, sh.Parts)))
+	if from > u.boot { // what comes later does not overtake what waits
+		least = sh.Vtime
 	}
-	to := u.lookupOrInsert(tag&^tagHash, b.Hash, u.now, u.cold.Vtime)
-	if to != nil { // otherwise the table is full
-		atomic.StoreUint64(to, sub(u.cold.Vtime+value, sh.Vtime))
+	value := max(atomic.LoadUint64(&b.Value), least)
+	u.settle(i, tag, lease, u.next.partsAt(u.next.Cold.Parts, u.boot))
+	cold, _ := u.next.advance(kernelShare{From: u.boot, Vtime: u.cold.Vtime, Parts: u.next.Cold.Parts}, 0, 0, from)
+	to, until := u.lookupOrInsert(tag&^tagHash, b.Hash, u.now, u.cold), sub(cold.Vtime+value, sh.Vtime)
+	if to != nil {
+		atomic.StoreUint64(to, until)
+	} else { // the table is full: as if the bucket were evicted at once
+		u.raiseFloors(b.Hash, u.now.Add(u.cold.drainsIn(until, m.burst)))
 	}
 	atomic.StoreUint64(u.hotTag(i), 0)
 	u.cooled[i] = u.boot
@@ -304,54 +357,72 @@ func (k *kernel) withdrawCredit(number, boot uint64) {
 	for i := range k.hotBuckets {
 		if tag := *k.hotTag(i); tag != 0 && meterOf(tag) == number {
 			s := *k.hotBuckets[i].share()
-			sh, _ := l.advance(s.Share, 0, 0, boot)
+			sh, _ := l.ofHot(s.Share.Parts).advance(s.Share, 0, 0, boot)
 			s.Floor = sh.Vtime
 			k.hotBuckets[i].setShare(&s)
 		}
 	}
 }
 
-// coldValue returns the value of the bucket with a tag in the table, or 0.
-func (k *kernel) coldValue(tag, hash uint64) uint64 {
+// coldValue returns the value of the bucket with a tag in the table, or that of a new one. sh is what cold
+// buckets have at now.
+func (k *kernel) coldValue(tag, hash uint64, sh kernelShare, m sharedMeter, now leaky.Time) uint64 {
 	if until, ok := k.lookup(tag&^tagHash, hash); ok {
 		return atomic.LoadUint64(until)
 	}
-	return 0
+	if tag&neverEvicted != 0 {
+		return 0
+	}
+	backlog := shareScale(uint64(k.floor(hash).Sub(now)), sh.Parts)
+	return sh.drained(m.burst) + min(backlog, shareScale(m.inheritable, sh.Parts))
 }
+
+// drained returns the value of a bucket with a burst that has drained by the time of sh.
+func (sh kernelShare) drained(burst uint64) uint64 { return sub(sh.Vtime, shareScale(burst, sh.Parts)) }
+
+// drainsIn returns how long a bucket of a value takes to drain.
+func (sh kernelShare) drainsIn(value, burst uint64) leaky.Time {
+	return leaky.Time(shareUnscale(sub(value, sh.drained(burst)), max(sh.Parts, leastDraining)))
+}
+
+// leastDraining are the least parts at which a bucket is taken to drain, as set_shared_clock does.
+const leastDraining = shaper.Whole >> 6
 
 // sharedBacklog returns the backlog of the bucket of a meter and a hash, as time at the whole rate, and how
 // long the next unit waits.
-func (k *kernel) sharedBacklog(m *kernelMeter, hash, boot uint64) (backlog, wait leaky.Time) {
+func (k *kernel) sharedBacklog(m *kernelMeter, hash uint64, now leaky.Time, boot uint64) (backlog, wait leaky.Time) {
 	l, tag := k.lease(), m.Tag|hash&tagHash
-	share, floor, value := l.Cold, k.coldFloors[meterOf(tag)-1], k.coldValue(tag, hash)
+	alone := false
+	cold, _ := l.advance(l.Cold, 0, 0, boot)
+	share, floor := l.Cold, k.coldFloors[meterOf(tag)-1]
+	value := k.coldValue(tag, hash, cold, sharedMeter{burst: m.Burst, inheritable: uint64(m.inheritable())}, now)
 	if i := k.findHot(tag); i >= 0 {
 		b := &k.hotBuckets[i]
+		alone = atomic.LoadUint64(&b.Last) <= boot
 		share, floor, value = b.share().Share, b.share().Floor, atomic.LoadUint64(&b.Value)
+		l = *l.ofHot(share.Parts)
 	}
 	sh, floor := l.advance(share, floor, m.Burst, boot)
 	burst := shareScale(m.Burst, sh.Parts)
 	value = max(value, floor, sub(sh.Vtime, burst))
-	return leaky.Time(sub(value+burst, sh.Vtime)), leaky.Time(l.when(share, value, boot) - boot)
+	queued := shareScale(sub(share.From, boot), sh.Parts) // about: it has been granted under other parts
+	return leaky.Time(sub(value+burst, sh.Vtime) + queued), leaky.Time(l.when(alone, share, value, boot) - boot)
 }
 
-// lastSharedDeparture returns when all packets have left that wait under shared limits, not before boot.
-func (k *kernel) lastSharedDeparture(boot uint64) uint64 {
-	l, last := k.lease(), boot
-	add := func(sh kernelShare, value uint64) {
-		if when := l.when(sh, value, boot); when != uint64(leaky.Never) {
-			last = max(last, when)
-		}
-	}
+// lastSharedDeparture returns when all packets have left that wait under shared limits, which were charged under
+// lease l, not before boot.
+func (k *kernel) lastSharedDeparture(l *kernelLease, meters map[uint64]sharedMeter, boot uint64) uint64 {
+	last := boot
 	for i := range k.buckets {
 		for j, tag := range &k.buckets[i].Tag {
-			if tag&sharedTag != 0 {
-				add(l.Cold, atomic.LoadUint64(&k.buckets[i].DrainedAt[j]))
+			if m, ok := meters[meterOf(tag)]; ok && tag&sharedTag != 0 {
+				last = max(last, m.queuedUntil(l, l.Cold, atomic.LoadUint64(&k.buckets[i].DrainedAt[j]), boot))
 			}
 		}
 	}
 	for i := range k.hotBuckets {
-		if b := &k.hotBuckets[i]; *k.hotTag(i) != 0 {
-			add(b.share().Share, atomic.LoadUint64(&b.Value))
+		if *k.hotTag(i) != 0 {
+			last = max(last, atomic.LoadUint64(&k.hotBuckets[i].EmptyAt))
 		}
 	}
 	return last

@@ -6,9 +6,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"time"
 
-	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -19,10 +17,14 @@ type sharing struct {
 	meters map[uint64]sharedMeter // of these limits, by number
 
 	settled    map[shaper.Key]uint64 // when all has left that was enqueued under more parts
+	allSettled uint64                // when all has, of any bucket
 	short      map[shaper.Key]shortRun
 	reportedAt uint64 // the last call of Demands
 	told       bool   // by this daemon
 }
+
+// settledAt returns when all has left that was enqueued under more parts than the bucket of a key has.
+func (sg *sharing) settledAt(k shaper.Key) uint64 { return max(sg.allSettled, sg.settled[k]) }
 
 // sharedLimit is a shared limit as the programs have it.
 type sharedLimit struct {
@@ -32,26 +34,16 @@ type sharedLimit struct {
 }
 
 // SetShares changes what packets may use of shared limits. When it returns, no packet passes any more
-// that needs more than that. Packets that were enqueued before leave when they would have left. Before
-// the first call that any daemon has made with these maps no packet passes that is under a shared limit.
-// The first call of this one returns when those have left that were enqueued before it, as no daemon knows
-// of them.
+// that needs more than that. Packets that were enqueued before leave when they would have left: until
+// then [Plane.Demands] reports their buckets as unsettled. Before the first call no packet passes that is
+// under a shared limit.
 func (p *Plane) SetShares(s shaper.Shares) {
-	time.Sleep(p.tellShares(&s).Duration())
-}
-
-// tellShares does what SetShares does, and returns how long that is to wait.
-func (p *Plane) tellShares(s *shaper.Shares) (wait leaky.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.kernel == nil {
-		return 0
+		return
 	}
-	if !p.sharing.told {
-		boot := uint64(boottime())
-		wait = min(leaky.Time(p.kernel.lastSharedDeparture(boot)-boot), maxSettling)
-		p.sharing.told = true
-	}
+	p.adoptShares()
 	sg := &p.sharing
 	c := shareChange{lease: p.kernelLease(&s.Lease), hot: map[uint64]hotParts{}, reset: s.Reset, meters: sg.meters}
 	given := sg.given
@@ -74,11 +66,20 @@ func (p *Plane) tellShares(s *shaper.Shares) (wait leaky.Time) {
 	if len(c.settled) > 0 {
 		p.settle(&c, maps.Keys(given), maps.Keys(sg.given), slices.Values(s.Cold))
 	}
-	return wait
 }
 
-// maxSettling bounds how long the first call of SetShares waits.
-const maxSettling = 5 * leaky.Second
+// adoptShares returns whether this daemon has not told the programs anything yet. Then it does not know of what
+// packets wait that were enqueued before.
+func (p *Plane) adoptShares() bool {
+	sg := &p.sharing
+	if sg.told {
+		return false
+	}
+	sg.told = true
+	lease := p.kernel.lease()
+	sg.allSettled = p.kernel.lastSharedDeparture(&lease, sg.meters, uint64(boottime()))
+	return true
+}
 
 // settle records when the buckets of keys settle.
 func (p *Plane) settle(c *shareChange, keys ...iter.Seq[shaper.Key]) {
@@ -94,7 +95,11 @@ func (p *Plane) settle(c *shareChange, keys ...iter.Seq[shaper.Key]) {
 }
 
 func (p *Plane) setShares(c *shareChange) {
-	p.lacking += uint64(p.kernel.setShares(c, monotonic(), uint64(boottime())))
+	was, boot := p.kernel.lease(), uint64(boottime())
+	p.lacking += uint64(p.kernel.setShares(c, monotonic(), boot))
+	if is := p.kernel.lease(); is.partsAt(is.Cold.Parts, boot) < was.partsAt(was.Cold.Parts, boot) { // of buckets that nobody lists
+		p.sharing.allSettled = max(p.sharing.allSettled, p.kernel.lastSharedDeparture(&was, c.meters, boot))
+	}
 }
 
 // kernelLease returns l by the clock of the programs.
@@ -102,7 +107,7 @@ func (p *Plane) kernelLease(l *shaper.Lease) kernelLease {
 	ahead := boottime() - p.clock.Boot() // read in this order: the lease does not last longer than it should
 	return kernelLease{
 		End: uint64(l.End.Add(ahead)), AloneAt: uint64(l.AloneAt.Add(ahead)),
-		Between: uint64(l.Between), Alone: uint64(l.Alone), Hosts: uint64(l.Hosts),
+		Between: uint64(l.Between), Alone: uint64(l.Alone), Withheld: uint64(l.Withheld), Hosts: uint64(l.Hosts),
 		Cold: kernelShare{Parts: uint64(l.Cold)},
 	}
 }
@@ -145,15 +150,15 @@ func (p *Plane) followPolicy(policy *shaper.Policy, n numbers, attachments []sha
 		k := encodeLimit(policy, i, n.limits[l.Name], p.kernel.Hashes)
 		sg.limits[policy.State(i).ID] = sharedLimit{k, l.Key, n.attachments}
 		for j := range k.Meter {
-			m := sharedMeter{rate: [2]uint64{k.Meter[j].Rate.Mult, k.Meter[j].Rate.Shift}, burst: k.Meter[j].Burst}
+			m := sharedMeter{rate: [2]uint64{k.Meter[j].Rate.Mult, k.Meter[j].Rate.Shift}, burst: k.Meter[j].Burst, inheritable: uint64(k.Meter[j].inheritable())}
 			switch {
 			case !shapes(policy, i, attachments):
 			case j == int(meterNew):
-				m.maxDelay = k.QueueTimeout
+				m.maxDelay, m.hold = k.QueueTimeout, k.LongestDelay
 			case policy.ChargedOnArrival()&(1<<i) != 0:
 				m.maxDelay, m.hold = k.MaxDelay, k.LongestDelay
-			default:
-				m.maxDelay = k.MaxDelay
+			default: // charged for when they leave, by all limits
+				m.maxDelay = k.LongestDelay
 			}
 			number := meterOf(k.Meter[j].Tag)
 			if sg.meters[number] = m; before[number] != m {
@@ -161,7 +166,7 @@ func (p *Plane) followPolicy(policy *shaper.Policy, n numbers, attachments []sha
 			}
 		}
 	}
-	p.reshare(false)
+	p.reshare(p.kernel.lease(), false)
 }
 
 // shapes reports whether packets wait under limit i of a policy.
@@ -171,9 +176,9 @@ func shapes(policy *shaper.Policy, i int, attachments []shaper.Attachment) bool 
 	})
 }
 
-// reshare tells the programs again what was given. If it is all, other buckets are cold again.
-func (p *Plane) reshare(all bool) {
-	c := shareChange{lease: p.kernel.lease(), hot: map[uint64]hotParts{}, reset: all, meters: p.sharing.meters}
+// reshare tells the programs again what was given, under a lease. If it is all, other buckets are cold again.
+func (p *Plane) reshare(lease kernelLease, all bool) {
+	c := shareChange{lease: lease, hot: map[uint64]hotParts{}, reset: all, meters: p.sharing.meters}
 	for k, parts := range p.sharing.given {
 		for tag, hash := range p.tagsOf(k) {
 			c.hot[tag] = hotParts{uint64(parts), hash}

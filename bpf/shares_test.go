@@ -59,6 +59,7 @@ func TestSetShares(t *testing.T) {
 
 // TestSetShares_Connections admits connections in flight and new ones under limits that two hosts share.
 func TestSetShares_Connections(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachPolice], Ethernet: 1, Keep: 1})
 	limit := shaper.Limit{Name: "connections", Match: shaper.Match{Attach: []string{"here"}}, Shared: true}
 	dials := func(from, n int) (admitted int) {

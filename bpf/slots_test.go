@@ -150,6 +150,7 @@ func TestCap_ConcurrentFirstSlot(t *testing.T) {
 // TestCap_ConcurrentChurn opens and resets connections of few keys on all CPUs at once, so that
 // slot words are taken and released all the time.
 func TestCap_ConcurrentChurn(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		most  int
 		lines uint32 // of the table; in a single line all keys collide
@@ -201,6 +202,7 @@ func TestCap_ConcurrentChurn(t *testing.T) {
 
 // TestSYN_TablesFull fills each table: a SYN is refused, and leaves no state.
 func TestSYN_TablesFull(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachPolice, capped(1))
 	expect := func() {
 		t.Helper()
@@ -244,6 +246,7 @@ func TestSYN_TablesFull(t *testing.T) {
 }
 
 func TestReconcile(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachPolice, capped(5))
 	for i := range 3 {
 		b.establish(dial(fmt.Sprint("10.0.0.1:", 40000+i)))
@@ -301,6 +304,7 @@ func TestReconcile_ConcurrentClose(t *testing.T) {
 
 // TestReconcile_ConcurrentTraffic finds nothing to repair while connections begin and end.
 func TestReconcile_ConcurrentTraffic(t *testing.T) {
+	t.Parallel()
 	b := newTCPVariant(t, shaper.AttachPolice, longTimeouts(map[string]any{kernelVarTestSources: uint32(300)}), testIdleTimeout, dropSilently(capped(3)), dropSilently(shaper.Limit{Name: "all", MaxConnections: 500}))
 	var end atomic.Bool
 	var wg sync.WaitGroup

@@ -21,6 +21,7 @@ import (
 // The programs of a killed daemon stay enforced, or pass everything without Keep, and the
 // next daemon takes over with all buckets.
 func TestTakeover_AfterKill(t *testing.T) {
+	t.Parallel()
 	for _, hook := range hooks(t) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "killed")
@@ -110,6 +111,7 @@ func leftAt(t *testing.T, l netlink.Link) (left []string) {
 
 // Programs that another tool removes are attached again soon, and so are interfaces that reappear.
 func TestPlane_ReattachesAfterRemoval(t *testing.T) {
+	t.Parallel()
 	for _, hook := range hooks(t) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "reattach")
@@ -168,6 +170,7 @@ func removeProgram(t *testing.T, l netlink.Link, hook shaper.Hook) {
 // A daemon with another table size takes over the attachments, and removes the old
 // maps.
 func TestTakeover_OtherTableSize(t *testing.T) {
+	t.Parallel()
 	for _, hook := range hooks(t) {
 		t.Run(hook.String(), func(t *testing.T) {
 			w := newWire(t, "size")

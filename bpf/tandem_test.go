@@ -65,6 +65,7 @@ func tandemLimits(narrow shaper.Limit) []shaper.Limit {
 // TestTandem delays packets by the limits of their sources, so that they would bunch up at the
 // limit of all. Up to 1.84 MB used to leave at once.
 func TestTandem(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1})
 	var left []sent
 	send := func(source uint16, n int, now uint64) bool {
@@ -188,6 +189,7 @@ func TestCalendar_Concurrent(t *testing.T) {
 // TestCalendar_MigrationKeepsBacklog changes a limit from a bucket to a calendar, to other rates and back,
 // while packets arrive: the backlog is kept, with the charges made during the change.
 func TestCalendar_MigrationKeepsBacklog(t *testing.T) {
+	t.Parallel()
 	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1})
 	// There is no TCP traffic, but that limit is migrated after the other.
 	limits := func(rate uint64, more ...shaper.Limit) []shaper.Limit {
@@ -246,5 +248,40 @@ func TestCalendar_MigrationKeepsBacklog(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestCalendar_BecomesShared shares a limit that had a calendar: its bucket, whose time is behind that of the calendar,
+// begins without its backlog.
+func TestCalendar_BecomesShared(t *testing.T) {
+	b := newBench(t, kernelConfig{Mode: programModes[shaper.AttachShape], Ethernet: 1, Keep: 1})
+	boot := uint64(leaky.FromDuration(time.Hour))
+	b.kernel.setShares(&shareChange{lease: kernelLease{End: uint64(leaky.Never), AloneAt: uint64(leaky.Never), Cold: kernelShare{Parts: shaper.Whole / 2}}}, leaky.Time(boot), boot)
+	now := uint64(2 * time.Hour)
+	for _, shared := range []bool{false, true} {
+		limits := tandemLimits(shaper.Limit{Rate: 1e9})
+		limits[0].Shared = shared
+		p, err := shaper.New(1024).Compile(limits, nil, []shaper.Attachment{{Name: "here"}}, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		numbers, err := b.assignNumbers(p, []shaper.Attachment{{Name: "here"}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.installPolicy(p, numbers, func() leaky.Time { return leaky.Time(now) * 64 }); err != nil {
+			t.Fatal(err)
+		}
+		for i := range uint64(10) {
+			_, d, _ := b.run(t, &sample{data: sizedDatagram(uint16(i), 1, 1000)}, now, (*bench).tc)
+			each := uint64(100_000) // ns, at 80 Mbit/s
+			if shared {
+				each *= 2
+			}
+			wait := d.Depart/64 - now
+			if d.Verdict == uint32(shaper.Refuse) || wait+each < i*each || wait > (i+1)*each {
+				t.Errorf("shared = %v: packet %d: %+v, after %v", shared, i, d, time.Duration(wait))
+			}
+		}
 	}
 }

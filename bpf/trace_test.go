@@ -40,6 +40,7 @@ const traces = "../shaper/testdata/traces"
 //	cut              truncated after 4 bytes of the transport header
 //	reload=FILE      another policy from here on
 func TestTraces(t *testing.T) {
+	t.Parallel()
 	dirs, err := filepath.Glob(filepath.Join(traces, "*"))
 	if err != nil || len(dirs) == 0 {
 		t.Fatalf("no traces in %s: %v", traces, err)

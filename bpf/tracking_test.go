@@ -220,6 +220,7 @@ func (k *session) run() {
 // TestTracking_HonestEndpoints runs honest sessions over a lossy path: a connection has its slot until
 // it is closed, and not for longer than the closing timeout.
 func TestTracking_HonestEndpoints(t *testing.T) {
+	t.Parallel()
 	const trials = 1500
 	for _, c := range []struct {
 		name    string
@@ -285,6 +286,7 @@ func TestTracking_HonestEndpoints(t *testing.T) {
 // TestTracking_ConcurrentPathChange sends a SYN by another path on one CPU while the responder sends on
 // another: an RST by that path does not end the connection.
 func TestTracking_ConcurrentPathChange(t *testing.T) {
+	t.Parallel()
 	all := capped(100_000)
 	all.Key = 0
 	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{kernelVarUnderTest: uint32(1), kernelVarSweepInterval: uint64(time.Hour)}, testIdleTimeout, all)

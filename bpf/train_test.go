@@ -14,6 +14,7 @@ import (
 
 // TestTrain_UnknownSegments runs a train without a segment count, as guests send them.
 func TestTrain_UnknownSegments(t *testing.T) {
+	t.Parallel()
 	b := newTCP(t, shaper.AttachPolice, shaper.Limit{Name: "p", Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second})
 	data := dial(testClient).nextSegment(client, ack, 1000)
 	for _, counted := range []uint32{10, 0} {

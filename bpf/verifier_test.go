@@ -15,6 +15,7 @@ import (
 // TestVerifierBudget keeps the programs well below the verifier's limit of a million
 // instructions, and those for few limits quick to load.
 func TestVerifierBudget(t *testing.T) {
+	t.Parallel()
 	for limits, most := range map[uint32]uint32{fewLimits: 160_000, shaper.MaxLimits: 500_000} {
 		b := newBench(t, kernelConfig{Ethernet: 1, Keep: 1, MaxLimits: limits})
 		for name, program := range map[string]*ebpf.Program{
@@ -37,6 +38,7 @@ func TestVerifierBudget(t *testing.T) {
 // TestLimits_MoreThanLoadedFor lets a policy grow beyond the number of limits that programs are
 // loaded for: they are replaced, and until then drop packets for which they cannot enforce all limits.
 func TestLimits_MoreThanLoadedFor(t *testing.T) {
+	t.Parallel()
 	limits := []shaper.Limit{tenAnHour("here")}
 	limits[0].Key, limits[0].Match.Source = 0, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}
 	for i := range fewLimits {

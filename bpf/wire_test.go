@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -13,7 +15,8 @@ import (
 	"shaperd.dev/shaperd/test/lab"
 )
 
-// wire is a veth pair on which raw frames are sent and counted.
+// wire is a veth pair on which raw frames are sent and counted. It has no others: it has no IPv6, of which the kernel
+// would send some.
 type wire struct {
 	t        *testing.T
 	from, to netlink.Link
@@ -33,7 +36,8 @@ func newWire(t *testing.T, name string) *wire {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := netlink.LinkSetUp(l); err != nil {
+		withoutIPv6 := filepath.Join("/proc/sys/net/ipv6/conf", l.Attrs().Name, "disable_ipv6")
+		if err := errors.Join(os.WriteFile(withoutIPv6, []byte("1"), 0), netlink.LinkSetUp(l)); err != nil {
 			t.Fatal(err)
 		}
 		*at = l

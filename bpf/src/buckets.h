@@ -19,7 +19,8 @@
 #pragma once
 
 #include "policy.h"
-#include "share.h"
+#include "shared_clock.h"
+#include "tag.h"
 
 #define LINE_BUCKETS 4
 
@@ -43,18 +44,6 @@ static __always_inline __u32 hot_index(__u64 tag)
 
 	return hot == NO_HOT ? NO_INDEX : HOT_INDEX | hot;
 }
-
-/* The bits of a tag: of the key's hash, then of the meter's number. */
-enum tag_bits {
-	TAG_METER_SHIFT = 48,
-	TAG_SHARED_BIT = 62, /* set where hosts share the limit */
-	TAG_PINNED_BIT = 63, /* set where the bucket is never evicted */
-};
-
-#define TAG_CLAIMED 1ULL /* the tag of an entry that changes owners; no meter has the number 0 */
-#define TAG_SHARED (1ULL << TAG_SHARED_BIT)
-#define TAG_PINNED (1ULL << TAG_PINNED_BIT)
-#define TAG_HASH_MASK ((1ULL << TAG_METER_SHIFT) - 1)
 
 struct bucket_line {
 	__u64 tag[LINE_BUCKETS]; /* 0 if empty */
@@ -91,12 +80,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct table_count);
 } table_counts SEC(".maps");
-
-/* Returns the number of the meter that a tag names. */
-static __always_inline __u32 tag_meter(__u64 tag)
-{
-	return (tag & ~(TAG_PINNED | TAG_SHARED)) >> TAG_METER_SHIFT;
-}
 
 /* Returns the index of the bucket with a tag in line l, or NO_INDEX. */
 static __always_inline __u32 find_tag(const struct bucket_line *l, __u32 line, __u64 tag)
@@ -143,87 +126,30 @@ static __always_inline __u64 max_backlog(__u64 backlog_bounds)
 						    << (backlog_bounds & ((1 << BACKLOG_SHIFT_BITS) - 1));
 }
 
-#define MAX_STRETCH 6
-
-/* The time of buckets of shared limits, as far as the table needs it. */
-struct shared_clock {
-	__u64 now;
-	__u64 stretch; /* the power of two by which it goes by more slowly, at most MAX_STRETCH */
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct shared_clock);
-} shared_clocks SEC(".maps");
-
-/* Sets the CPU's clock of shared limits. */
-__noinline int set_shared_clock(void)
-{
-	__u32 zero = 0;
-	struct shared_clock *clock = bpf_map_lookup_elem(&shared_clocks, &zero);
-	__u64 floor = 0;
-	struct terms *t = load_terms(NO_HOT);
-
-	if (!clock || !t)
-		return 0;
-	advance_terms(t, boot_ticks(), 0, &floor);
-	clock->now = t->share.vtime;
-	clock->stretch = 0;
-	for (int i = 0; i < MAX_STRETCH; i++)
-		clock->stretch += t->share.parts << i < 1 << SHARE_SHIFT;
-	return 0;
-}
-
-static __always_inline struct shared_clock *get_shared_clock(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&shared_clocks, &zero);
-}
-
-/* When a bucket of a shared limit drains, about. */
-static __always_inline __u64 shared_drain_time(__u64 value, __u64 now)
-{
-	const struct shared_clock *clock = get_shared_clock();
-
-	return clock ? now + (time_sub(value, clock->now) << (clock->stretch & 7)) : ~0ULL;
-}
-
-/* An instant, not before now, in the time of shared limits. */
-static __always_inline __u64 shared_time(__u64 at, __u64 now)
-{
-	const struct shared_clock *clock = get_shared_clock();
-
-	return clock ? clock->now + ((at - now) >> (clock->stretch & 7)) : ~0ULL;
-}
-
-/* The backlog that a new key with two lines inherits. */
+/* The backlog that a new key with two lines inherits, as the virtual time at which its bucket begins. */
 __noinline __u64 inherited_backlog(__u64 tag, __u32 first, __u32 second, __u64 now, __u64 backlog_bounds)
 {
-	__u64 cap = time_add(now, backlog_bounds >> BACKLOG_SHIFT_BITS << BACKLOG_SHIFT_BITS);
+	__u64 most = backlog_bounds >> BACKLOG_SHIFT_BITS << BACKLOG_SHIFT_BITS, floor;
 	__u64 *a = bpf_map_lookup_elem(&floors, &first);
 	__u64 *b = bpf_map_lookup_elem(&floors, &second);
 
 	if (tag & TAG_PINNED)
 		return 0;
-	if (a && b)
-		cap = time_min(time_max(read_once(a), read_once(b)), cap);
+	floor = a && b ? time_max(read_once(a), read_once(b)) : ~0ULL;
 	if (tag & TAG_SHARED)
-		return cap > now ? shared_time(cap, now) : 0;
-	return cap;
+		return shared_start(tag, time_sub(floor, now), most);
+	return time_min(floor, time_add(now, most));
 }
 
 /* When entry i of a line drains: 0 if it is empty, ~0 if it cannot be evicted. */
-static __always_inline __u64 drain_time(const struct bucket_line *l, __u32 i, __u64 now)
+static __always_inline __u64 drain_time(const struct bucket_line *l, __u32 i)
 {
 	__u64 tag = read_once(&l->tag[i]);
 
 	if (tag & TAG_PINNED || tag == TAG_CLAIMED)
 		return ~0ULL;
 	if (tag & TAG_SHARED)
-		return shared_drain_time(read_once(&l->drained_at[i]), now) | 1;
+		return shared_drain_time(tag, read_once(&l->drained_at[i]));
 	return tag ? read_once(&l->drained_at[i]) | 1 : 0;
 }
 
@@ -238,7 +164,7 @@ __noinline __u32 line_victim(__u32 line, __u64 now)
 	if (!l)
 		return 0;
 	for (__u32 i = 0; i < LINE_BUCKETS; i++) {
-		__u64 drained_at = drain_time(l, i, now);
+		__u64 drained_at = drain_time(l, i);
 
 		drained += drained_at <= now;
 		if (drained_at < soonest) {
@@ -279,25 +205,26 @@ __noinline int merge_duplicates(__u64 tag, __u32 line, __u32 index, __u64 until,
 	return 0;
 }
 
-/* Sets the bucket at index, which is claimed, to the virtual time until. The backlog of its
- * predecessor, which had the tag old, goes to the floor. */
-__noinline int evict(__u32 index, __u64 old, __u64 until, __u64 now, __u64 backlog_bounds)
+/* Sets the bucket at index, which is claimed, to the virtual time until, and its base is base. The
+ * backlog of its predecessor, which had the tag old, goes to the floor. */
+__noinline int evict(__u32 index, __u64 old, __u64 until, __u64 base, __u64 backlog_bounds)
 {
 	__u32 line = index / LINE_BUCKETS, zero = 0;
 	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
 	struct table_count *count = bpf_map_lookup_elem(&table_counts, &zero);
-	__u64 *floor = bpf_map_lookup_elem(&floors, &line), *drained_at, old_time;
+	const struct shared_clock *clock = get_shared_clock();
+	__u64 *floor = bpf_map_lookup_elem(&floors, &line), *drained_at, old_time, now;
 
-	if (!l || !count || !floor)
+	if (!l || !count || !floor || !clock)
 		return 0;
+	now = clock->at;
 	drained_at = &l->drained_at[index % LINE_BUCKETS];
 	/* The predecessor may have been charged up to now. An empty entry may have been charged
 	 * since it was emptied, by a CPU that is about to refund it, or finds its key there again. */
-	old_time = __sync_lock_test_and_set(drained_at, until) | 1;
-	if (old & TAG_SHARED)
-		old_time = shared_drain_time(old_time, now);
+	old_time = __sync_lock_test_and_set(drained_at, until);
+	old_time = old & TAG_SHARED ? shared_drain_time(old, old_time) : old_time | 1;
 	if (!old && old_time > now) {
-		bucket_raise(drained_at, now);
+		bucket_raise(drained_at, base);
 		__sync_fetch_and_add(drained_at, time_min(old_time - now, max_backlog(backlog_bounds)));
 	} else if (old && old_time > now) {
 		bucket_raise(floor, old_time);
@@ -309,12 +236,12 @@ __noinline int evict(__u32 index, __u64 old, __u64 until, __u64 now, __u64 backl
 }
 
 /* When the entry at an index drains. */
-__noinline __u64 drain_time_at(__u32 index, __u64 now)
+__noinline __u64 drain_time_at(__u32 index)
 {
 	__u32 line = index / LINE_BUCKETS;
 	const struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
 
-	return l ? drain_time(l, index % LINE_BUCKETS, now) : ~0ULL;
+	return l ? drain_time(l, index % LINE_BUCKETS) : ~0ULL;
 }
 
 /* Returns the index of the entry for a new key: the one that drains first, in the line with more
@@ -326,8 +253,7 @@ static __always_inline __u32 pick_victim(__u32 first, __u32 second, __u64 now)
 
 	if (b_victim / LINE_BUCKETS > a_victim / LINE_BUCKETS)
 		return b;
-	if (b_victim / LINE_BUCKETS == 0 && a_victim / LINE_BUCKETS == 0 &&
-	    drain_time_at(b, now) < drain_time_at(a, now))
+	if (b_victim / LINE_BUCKETS == 0 && a_victim / LINE_BUCKETS == 0 && drain_time_at(b) < drain_time_at(a))
 		return b;
 	return a;
 }
@@ -350,12 +276,12 @@ __noinline __u32 bucket_insert(__u64 tag, __u32 first, __u32 second, __u64 now, 
 {
 	__u32 index = pick_victim(first, second, now), line = index / LINE_BUCKETS, i = index % LINE_BUCKETS, earlier;
 	struct bucket_line *l = bpf_map_lookup_elem(&buckets, &line);
-	__u64 old, until;
+	__u64 old, until, base;
 
 	if (!l)
 		return NO_INDEX;
 	old = read_once(&l->tag[i]);
-	until = drain_time_at(index, now);
+	until = drain_time_at(index);
 	if (until == ~0ULL || old == tag) /* just inserted by another CPU */
 		return NO_INDEX;
 	if (until > now)
@@ -363,9 +289,10 @@ __noinline __u32 bucket_insert(__u64 tag, __u32 first, __u32 second, __u64 now, 
 	if (__sync_val_compare_and_swap(&l->tag[i], old, TAG_CLAIMED) != old)
 		return NO_INDEX;
 	until = inherited_backlog(tag, first, second, now, backlog_bounds);
-	evict(index, old, until, now, backlog_bounds);
+	base = bucket_base(tag, now);
+	evict(index, old, until, base, backlog_bounds);
 	__sync_lock_test_and_set(&l->tag[i], tag);
-	until = time_max(tag & TAG_SHARED ? shared_time(now, now) : now, until);
+	until = time_max(base, until);
 	/* Another CPU may have inserted the tag elsewhere at the same time. The later one in the
 	 * lines gives way to the earlier one, and the earlier one removes those after it: so no
 	 * two remove each other. A bucket that is removed may have been charged already. */
@@ -398,7 +325,7 @@ __noinline __u32 bucket_get(__u64 tag, __u32 first, __u32 second, __u64 now, __u
 			index = find_tag(b, second, tag);
 		if (index != NO_INDEX)
 			break;
-		set_shared_clock();
+		set_shared_clock(now);
 		index = bucket_insert(tag, first, second, now, backlog_bounds);
 	}
 	count = bpf_map_lookup_elem(&table_counts, &zero);

@@ -7,7 +7,7 @@
 #include "key.h"
 #include "conformance.h"
 
-/* Returned when the table has no room for a bucket: it never drains. */
+/* Returned when the table has no room for a bucket, or its time is not known: it never drains. */
 #define NO_BUCKET (~0ULL)
 
 /* Added to a limit's number to select its meter of new connections, instead of those of bytes and
@@ -40,18 +40,39 @@ __noinline __u64 shared_depart(const struct scratch *s, __u32 index, __u64 value
 		return NEVER;
 	when = share_when(hot, value, s->now + s->suspended);
 	if (b && cfg.mode == MODE_SHAPE)
-		when = time_max(when, read_once(&b->copy[read_once(&b->current) & 1].not_before));
+		when = time_max(when, read_once(&b->last)); /* nothing is overtaken, even if parts have just grown */
 	return when - s->suspended;
 }
 
+/* Records when the scratch's packet leaves that the bucket at an index was charged for: by it alone, and by
+ * all limits. One that would wait for longer than max_delay is refused. */
+__noinline int record_departure(const struct scratch *s, __u32 index, __u64 own_depart, __u64 max_delay)
+{
+	__u32 hot = hot_of(index);
+	struct hot_bucket *b = bpf_map_lookup_elem(&hot_buckets, &hot);
+	__u64 depart;
+
+	if (!s || !b || cfg.mode != MODE_SHAPE || own_depart - s->now > max_delay)
+		return 0;
+	depart = time_max(own_depart, final_depart(s));
+	if (depart == s->now)
+		return 0;
+	bucket_raise(&b->last, own_depart + s->suspended);
+	bucket_raise(&b->empty_at, depart + s->suspended);
+	return 0;
+}
+
 /* Charges the bucket at an index that has a tag, hot or not, at a time of its own, and returns its old
- * value; or returns NO_BUCKET if it was evicted. */
+ * value; or returns NO_BUCKET if it was evicted, or the time is NEVER: a charge would wrap, and leave
+ * nothing of its backlog. */
 __noinline __u64 charge_shared_bucket(__u32 index, __u64 tag, __u64 cost, __u64 at)
 {
 	__u32 hot = hot_of(index);
 	struct hot_bucket *b = bpf_map_lookup_elem(&hot_buckets, &hot);
 	__u64 before, *bucket;
 
+	if (at == NEVER)
+		return NO_BUCKET;
 	if (b) {
 		__sync_fetch_and_add(&b->used, cost);
 		return bucket_charge(&b->value, cost, at);
@@ -179,7 +200,7 @@ __noinline int refund_shared(const struct policy *p, struct scratch *s, __u32 nu
 }
 
 /* Charges the buckets that peek_shared found, and returns when they let the packet leave, or 0 if one
- * of them was evicted, and nothing is charged. */
+ * of them could not be charged, and nothing is. */
 __noinline __u64 try_charge_shared(const struct policy *p, struct scratch *s, __u32 number)
 {
 	const struct monitor_owners *owners = get_monitor_owners();
@@ -212,6 +233,7 @@ __noinline __u64 try_charge_shared(const struct policy *p, struct scratch *s, __
 		}
 		own_depart = shared_depart(s, c->index[j], before);
 		depart = time_max(depart, own_depart);
+		record_departure(s, c->index[j], own_depart, number & NEW_CONNS ? l->queue_timeout : l->max_delay);
 		if (j < MONITORED_METERS) {
 			c->depart[j] = own_depart;
 			s->monitored[j] |= is_monitored(owners, p, l, j, c->hash[j]) << (number % MAX_LIMITS);

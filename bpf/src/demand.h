@@ -64,12 +64,31 @@ static __always_inline void note_short(const struct policy *p, const struct scra
 	bpf_map_update_elem(&short_keys, &tag, &key, BPF_ANY);
 }
 
+/* The meter of the limit that has refused or delayed the scratch's packet whose bucket is short, or METERS if
+ * none is. Where a queue has no room, it is the one for which the packet would have waited there; a SYN that is
+ * retransmitted waits for the first one. */
+static __always_inline int short_meter(const struct policy *p, const struct scratch *s, __u32 number)
+{
+	int rate = p->limit[number].meter[METER_BYTES].rate.mult ? METER_BYTES : METER_PACKETS;
+	const struct new_conn *nc = &s->new_conn;
+	const struct decision *d = &s->decision;
+
+	if (d->reason == REASON_NEW)
+		return METER_NEW;
+	if (d->reason == REASON_RATE)
+		return rate;
+	if (d->reason != REASON_QUEUE_FULL || d->depart == nc->earliest * TICKS_PER_NANO)
+		return METERS;
+	return d->depart == nc->depart && number == nc->last_limit ? METER_NEW : rate;
+}
+
 /* Records that the buckets are short of the limit that has refused or delayed the scratch's packet,
  * and that hosts share. */
 __noinline int note_demand(const struct policy *p, const struct scratch *s)
 {
 	const struct decision *d;
 	__u32 number;
+	int meter;
 
 	if (!p || !s)
 		return 0;
@@ -77,10 +96,9 @@ __noinline int note_demand(const struct policy *p, const struct scratch *s)
 	number = d->limit % MAX_LIMITS;
 	if (d->verdict != VERDICT_REFUSE && d->depart - s->now < SHORT_AFTER)
 		return 0;
-	if (d->reason == REASON_NEW)
-		note_short(p, s, number, METER_NEW);
-	if (d->reason == REASON_RATE || d->reason == REASON_QUEUE_FULL)
-		note_short(p, s, number, p->limit[number].meter[METER_BYTES].rate.mult ? METER_BYTES : METER_PACKETS);
+	meter = short_meter(p, s, number);
+	if (meter < METERS)
+		note_short(p, s, number, meter);
 	return 0;
 }
 

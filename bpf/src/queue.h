@@ -111,12 +111,6 @@ static __always_inline struct queue *advance_queue(__u32 queue, __u64 now)
 	return q;
 }
 
-/* When the scratch's packet leaves, by all limits. */
-static __always_inline __u64 final_depart(const struct scratch *s)
-{
-	return time_max(s->decision.depart, time_max(s->new_conn.depart, s->new_conn.earliest * TICKS_PER_NANO));
-}
-
 /* Whether the scratch's packet has to wait in an interface's queue. */
 static __always_inline int must_queue(const struct scratch *s)
 {

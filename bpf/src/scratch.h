@@ -82,3 +82,9 @@ struct {
 	__type(key, __u32);
 	__type(value, struct scratch);
 } scratches SEC(".maps");
+
+/* When the scratch's packet leaves, by all limits. */
+static __always_inline __u64 final_depart(const struct scratch *s)
+{
+	return time_max(s->decision.depart, time_max(s->new_conn.depart, s->new_conn.earliest * TICKS_PER_NANO));
+}

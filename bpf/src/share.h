@@ -16,8 +16,14 @@
  * All buckets have the same parts, and one time, except those of hot keys. They are in the table of
  * buckets; the hot ones are here, and are never evicted.
  *
+ * Packets wait in a queue for a departure that the terms of their time let them have. So those of a
+ * hot bucket that change apply from its last departure on: its time is that of then until then. No
+ * packet waits for a phase with other parts, as the lease is renewed in general: a queue would fill up
+ * with packets that leave too slowly. The exception is a hot bucket in whose queue there is none, as
+ * one unit may take longer than a lease.
+ *
  * The clock of leases is CLOCK_BOOTTIME, which goes on while the machine is suspended; in ticks, like
- * everything here. No bucket's time is ahead of it.
+ * everything here.
  *
  * While all is 0, nothing may leave. */
 #pragma once
@@ -33,7 +39,7 @@
 
 /* The parts of a bucket, or of all that are not hot. */
 struct share {
-	__u64 from;  /* since when */
+	__u64 from;  /* since when; of a hot bucket it may be yet to come */
 	__u64 vtime; /* the bucket's time then */
 	__u64 parts; /* until the lease ends */
 };
@@ -44,7 +50,8 @@ struct lease {
 	__u64 alone_at; /* then at most between, and then alone */
 	__u64 between;
 	__u64 alone;
-	__u64 hosts; /* 1 / hosts of the connections in flight; none if it is 0 */
+	__u64 withheld; /* of the parts of hot buckets after end, as parts of the whole */
+	__u64 hosts;	/* 1 / hosts of the connections in flight; none if it is 0 */
 	struct share cold;
 };
 
@@ -71,10 +78,19 @@ struct {
 	__type(value, __u64);
 } cold_floors SEC(".maps");
 
+/* The bursts of shared limits, in ticks, by the same numbers: the table of buckets finds those of any
+ * limit in a line. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_LIMIT_IDS *METERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} shared_bursts SEC(".maps");
+
 struct hot_share {
 	struct share share;
 	__u64 floor;
-	__u64 not_before; /* by then what was enqueued under fewer parts has left */
 };
 
 struct hot_bucket {
@@ -85,6 +101,8 @@ struct hot_bucket {
 	__u64 used;	/* cost of all that was charged or refused */
 	__u64 reported; /* as much of it as user space has reported */
 	__u64 short_at; /* see demand.h; ticks of CLOCK_BOOTTIME */
+	__u64 last;	/* the latest departure that it has granted to a packet that is shaped */
+	__u64 empty_at; /* when all of these have left, which other limits may delay for longer */
 };
 
 /* By the index of their tag in hot_tags. */
@@ -161,9 +179,10 @@ static __always_inline __u64 share_unscale(__u64 d, __u64 parts)
 struct terms {
 	struct share share;
 	__u64 end;
-	__u64 alone_at; /* not before end, which is not before share.from */
+	__u64 alone_at;
 	__u64 between;
 	__u64 alone;
+	__u64 withheld;
 };
 
 static __always_inline void load_share(struct share *to, const struct share *from)
@@ -199,6 +218,7 @@ static __always_inline int load_lease(struct terms *t)
 	t->alone_at = read_once(&l->alone_at);
 	t->between = read_once(&l->between);
 	t->alone = read_once(&l->alone);
+	t->withheld = read_once(&l->withheld);
 	return read_once(&slot->current) == current;
 }
 
@@ -225,13 +245,30 @@ static __always_inline struct terms *load_terms(__u32 hot)
 	if (!t)
 		return 0;
 	for (int i = 0; i < 4; i++) {
-		if (load_lease(t) && (hot == NO_HOT || load_hot(&t->share, hot))) {
-			t->end = time_max(t->end, t->share.from);
-			t->alone_at = time_max(t->alone_at, t->end);
+		if (!load_lease(t))
+			continue;
+		if (hot == NO_HOT)
 			return t;
-		}
+		if (!load_hot(&t->share, hot))
+			continue;
+		t->between = time_min(t->between, share_scale(t->share.parts, (1 << SHARE_SHIFT) - t->withheld));
+		return t;
 	}
 	return 0;
+}
+
+/* Lets no phase end before the share of t begins. */
+static __always_inline void order_terms(struct terms *t)
+{
+	t->end = time_max(t->end, t->share.from);
+	t->alone_at = time_max(t->alone_at, t->end);
+}
+
+static __always_inline __u64 parts_at(const struct terms *t, __u64 boot)
+{
+	if (boot < t->end)
+		return t->share.parts;
+	return boot < t->alone_at ? time_min(t->share.parts, t->between) : t->alone;
 }
 
 static __always_inline __u64 floor_of(__u32 hot, __u32 meter)
@@ -248,12 +285,15 @@ static __always_inline __u64 floor_of(__u32 hot, __u32 meter)
 	return b ? read_once(&b->copy[read_once(&b->current) & 1].floor) : NEVER;
 }
 
-/* Moves the share of t to an instant. Raises floor, of a bucket with a burst, where parts grow. */
+/* Moves the share of t to an instant, or to its beginning if that is later. Raises floor, of a bucket with a
+ * burst, where parts grow. */
 static __always_inline void advance_terms(struct terms *t, __u64 boot, __u64 burst, __u64 *floor)
 {
 	struct share *sh = &t->share;
 	__u64 began = sh->from;
 
+	order_terms(t);
+	boot = time_max(boot, began);
 	if (boot >= t->end && t->end < t->alone_at) {
 		sh->vtime += share_scale(t->end - sh->from, sh->parts);
 		sh->from = t->end;
@@ -266,7 +306,7 @@ static __always_inline void advance_terms(struct terms *t, __u64 boot, __u64 bur
 		sh->from = t->alone_at;
 		sh->parts = t->alone;
 	}
-	sh->vtime += share_scale(time_sub(boot, sh->from), sh->parts);
+	sh->vtime += share_scale(boot - sh->from, sh->parts);
 }
 
 /* The least value of a bucket at an instant: its time less the credit of burst that it may have. meter
@@ -286,10 +326,15 @@ __noinline __u64 share_base(__u32 hot, __u32 meter, __u64 burst, __u64 boot)
  * not. */
 __noinline __u64 share_when(__u32 hot, __u64 value, __u64 boot)
 {
+	const struct hot_bucket *b = bpf_map_lookup_elem(&hot_buckets, &hot);
 	struct terms *t = load_terms(hot);
+	int alone = b && read_once(&b->last) <= boot;
+	__u64 present;
 
 	if (!t)
 		return NEVER;
+	present = parts_at(t, boot);
+	order_terms(t);
 	for (int i = 0; i < 3; i++) {
 		__u64 until = i == 0 ? t->end : i == 1 ? t->alone_at : NEVER, when;
 
@@ -298,7 +343,7 @@ __noinline __u64 share_when(__u32 hot, __u64 value, __u64 boot)
 			when = time_add(when, share_unscale(time_sub(value, t->share.vtime), t->share.parts));
 		when = time_max(when, boot);
 		if (t->share.parts && when < until)
-			return when;
+			return alone || t->share.parts == present ? when : NEVER;
 		t->share.vtime += share_scale(until - t->share.from, t->share.parts);
 		t->share.from = until;
 		t->share.parts = i == 0 ? time_min(t->share.parts, t->between) : t->alone;
