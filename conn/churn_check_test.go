@@ -182,17 +182,9 @@ func TestSchedulerChurn(t *testing.T) {
 			case 9: // sends again
 				for _, w := range slices.Clone(ch.flows) {
 					if w.unverified && rnd.IntN(4) == 0 {
-						var units []*unit
-						queue := slices.Clone(w.queue)
-						for _, u := range queue {
-							units = append(units, &u.unit)
-						}
-						if ch.scheduler.withdraw(ch.now, units...); w.closed {
+						ch.requeue(w, func() { giveOwnQueues(w.path) })
+						if w.closed {
 							continue
-						}
-						giveOwnQueues(w.path)
-						for _, u := range queue {
-							u.resubmit(ch.now)
 						}
 						ch.check("goes on")
 					}

@@ -36,6 +36,7 @@ type wildFlow struct {
 	unverified bool
 	gone       bool
 	closed     bool
+	requeueing bool // others may leave meanwhile, but nothing arrives for it: the loop receives nothing until it is done
 	was        *shaper.Policy
 	next       int
 	last       int
@@ -168,7 +169,7 @@ func (ch *churn) spec(w *wildFlow) pathSpec {
 }
 
 func (ch *churn) submit(w *wildFlow) {
-	if len(w.path) == 0 || w.closed {
+	if len(w.path) == 0 || w.closed || w.requeueing {
 		return
 	}
 	n := 1
@@ -237,10 +238,16 @@ func (ch *churn) follow(w *wildFlow) {
 	if w.closed {
 		return
 	}
-	ch.repath(w, was)
+	ch.requeue(w, func() {
+		path := ch.scheduler.newPath(ch.spec(w))
+		w.path = ch.scheduler.replacePath(&w.account, w.path, path, w.gone, was, ch.now)
+	})
 }
 
-func (ch *churn) repath(w *wildFlow, was *shaper.Policy) {
+// requeue takes the units of w out of their queues, changes these, and puts the units back.
+func (ch *churn) requeue(w *wildFlow, change func()) {
+	w.requeueing = true
+	defer func() { w.requeueing = false }()
 	queue := slices.Clone(w.queue)
 	var units []*unit
 	for _, u := range queue {
@@ -249,8 +256,7 @@ func (ch *churn) repath(w *wildFlow, was *shaper.Policy) {
 	if ch.scheduler.withdraw(ch.now, units...); w.closed {
 		return
 	}
-	path := ch.scheduler.newPath(ch.spec(w))
-	w.path = ch.scheduler.replacePath(&w.account, w.path, path, w.gone, was, ch.now)
+	change()
 	for _, u := range queue {
 		if w.closed {
 			return

@@ -22,8 +22,8 @@ const (
 	// ackChecks is the number of checks per ackTimeout.
 	ackChecks = 10
 
-	// ackCheckBatch is the number of sessions checked at a time, between forwarding.
-	ackCheckBatch = 128
+	// walkBatch is the number of sessions that a walk looks at, between forwarding.
+	walkBatch = 128
 )
 
 // ackMonitor finds peers that have vanished.
@@ -45,26 +45,32 @@ func (p *Proxy) scheduleAckCheck(now leaky.Time) {
 // checkAcks ends sessions with a dead peer.
 func (p *Proxy) checkAcks(now leaky.Time) {
 	v := &p.ackMonitor
-	for range ackCheckBatch {
-		s, ok := p.sessions.prev(&v.pos)
-		if !ok {
-			v.pos = fromEnd
-			if len(p.sessions.all) > 0 {
-				p.scheduleAckCheck(now)
-			}
-			return
-		}
-		if s.stage != stageRelaying {
-			continue
-		}
+	p.walkRelaying(&v.pos, &v.timer, p.scheduleAckCheck, now, func(s *session) {
 		for _, d := range []*direction{&s.up, &s.down} {
 			if d.ackTimedOut(v, now) {
 				s.abort(d.dst.resetEnding(), now)
 				break
 			}
 		}
+	})
+}
+
+// walkRelaying calls f for some of the sessions that relay, and schedules timer for the next ones, or the next walk.
+func (p *Proxy) walkRelaying(pos *int, timer *pacer.Event, again func(leaky.Time), now leaky.Time, f func(*session)) {
+	for range walkBatch {
+		s, ok := p.sessions.prev(pos)
+		if !ok {
+			*pos = fromEnd
+			if len(p.sessions.all) > 0 {
+				again(now)
+			}
+			return
+		}
+		if s.stage == stageRelaying {
+			f(s)
+		}
 	}
-	p.loop.pacer.Schedule(&v.timer, now)
+	p.loop.pacer.Schedule(timer, now)
 }
 
 // ackTimedOut reports whether bytes that d has sent were unacknowledged for too long. A

@@ -3,9 +3,6 @@
 package conn
 
 import (
-	"cmp"
-	"slices"
-
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -19,17 +16,14 @@ const (
 	// counted, and they keep the parts of a cold one.
 	maxListed = 1 << 16
 
-	// maxDemands is the maximum number of buckets in a report.
-	maxDemands = 10_000
-
 	// reportBatch is how many buckets the loop looks at before bytes have their turn: 0.1 ms.
 	reportBatch = 1000
 )
 
 // Demands appends to all what has left of shared limits since the last call, and what waits: of
 // buckets that are hot, and of cold ones of which units wait, or of whose part more than 80 % were
-// used. Of a hot bucket that it leaves out, nothing has left and nothing waits. It returns the 10,000
-// heaviest at most, first those of which units wait, then those of which most has left.
+// used. Of a hot bucket that it leaves out, nothing has left and nothing waits, unless there are too
+// many: see [shaper.HeaviestDemands].
 //
 // Then come the pools of slots: all that are hot, all of which more is used than a host may have of a
 // cold one, and of the others 10,000 at most of which connections wait or were refused, or more than
@@ -47,10 +41,7 @@ func (p *Proxy) Demands(all []shaper.Demand) []shaper.Demand {
 			}
 		})
 	}
-	slices.SortFunc(all[own:], func(a, b shaper.Demand) int {
-		return cmp.Or(min(b.Waiting, 1)-min(a.Waiting, 1), cmp.Compare(b.Used, a.Used))
-	})
-	all = all[:min(len(all), own+maxDemands)]
+	all = all[:own+len(shaper.HeaviestDemands(all[own:]))]
 	p.loop.call(func(leaky.Time) { sg.lending.beginReport() })
 	for more := true; more; {
 		p.loop.call(func(now leaky.Time) { all, more = sg.lending.report(all, now) })

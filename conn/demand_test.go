@@ -153,7 +153,7 @@ func TestDemands_Heaviest(t *testing.T) {
 	r := start(t, shaper.UDP, serveUDP(t).LocalAddr().String(), shaper.Limit{Name: "l", Key: shaper.KeySource, Shared: true, Rate: 8e9, MaxDelay: time.Second})
 	policy := r.shaper.Policy()
 	shares := shaper.Shares{Lease: steady(1)}
-	for i := range maxDemands + 500 {
+	for i := range shaper.MaxDemands + 500 {
 		shares.Given = append(shares.Given, shaper.KeyParts{Key: shaper.Key{Limit: policy.State(0).ID, Port: uint16(i)}, Parts: 1})
 	}
 	r.proxy.SetShares(shares)
@@ -169,11 +169,11 @@ func TestDemands_Heaviest(t *testing.T) {
 	})
 	kept := shaper.Demand{Key: shaper.Key{ASN: 7}}
 	all := r.proxy.Demands([]shaper.Demand{kept})
-	if len(all) != 1+maxDemands || all[0] != kept {
+	if len(all) != 1+shaper.MaxDemands || all[0] != kept {
 		t.Fatalf("%d demands, the first %+v", len(all), all[0])
 	}
 	for i, d := range all[1:] {
-		want := uint16(maxDemands + 500 - 1 - (i - 100))
+		want := uint16(shaper.MaxDemands + 500 - 1 - (i - 100))
 		if i < 100 {
 			want = uint16(99 - i)
 		}

@@ -57,6 +57,7 @@ func (s *session) dial(now leaky.Time) {
 			s.downstream = d
 			d.inFlight++
 		}
+		s.dialedAt = now
 		err := s.connect(s.downstream)
 		if err == nil {
 			s.proxy.loop.pacer.Schedule(&s.timer, now+leaky.FromDuration(config.ConnectTimeout))
@@ -107,6 +108,7 @@ func (s *session) dialReady(events uint32, now leaky.Time) {
 	if events&unix.EPOLLOUT != 0 {
 		s.proxy.loop.pacer.Cancel(&s.timer)
 		s.downstream.recordSuccess(s.target().portOn(s.downstream), now)
+		s.turns.connected(s.downstream.state, now.Sub(s.dialedAt), now)
 		header, err := s.proxyHeader()
 		if err != nil {
 			s.abort(shaper.NotConnected, now)
@@ -131,6 +133,7 @@ func (s *session) dialFailed(err error, now leaky.Time) {
 	s.proxy.trafficLog.warn("dialing downstream failed", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
 	s.releaseDownstream(now)
 	if !isLocalError(err) {
+		countFailedDial(d.state, err)
 		d.recordFailure(s.target().portOn(d), err, now)
 	}
 	s.failedDownstreams = append(s.failedDownstreams, d)

@@ -109,7 +109,7 @@ func (d *direction) advance(now leaky.Time) {
 }
 
 func (d *direction) canMove() bool {
-	return !d.dstShut && d.session.stage == stageRelaying && d.dst.writable && (d.src.readable || len(d.unwritten) > 0 || d.pipe != nil || d.srcEOF)
+	return !d.dstShut && d.session.stage == stageRelaying && d.dst.writable && (d.src.readable || d.holds() || d.srcEOF)
 }
 
 func (d *direction) deferMove() {
@@ -144,7 +144,7 @@ func (d *direction) silent() bool { return !d.started && !d.src.readable && !d.s
 
 // pending reports whether dst has yet to receive something of src.
 func (d *direction) pending() bool {
-	return !d.dstShut && (d.src.readable || len(d.unwritten) > 0 || d.pipe != nil)
+	return !d.dstShut && (d.src.readable || d.holds())
 }
 
 func (d *direction) reroute(oldPolicy, policy *shaper.Policy, set shaper.Set, now leaky.Time) {

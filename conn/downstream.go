@@ -21,6 +21,7 @@ type downstream struct {
 	shaper.Downstream
 	listener *listener
 	host     *host
+	state    *shaper.DownstreamState
 
 	inFlight      int
 	flows         flowLRU
@@ -71,6 +72,7 @@ func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 			for _, d := range ln.downstreams {
 				status := shaper.DownstreamStatus{
 					Listen: ln.name, Downstream: d.Name(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, MaxConnections: d.MaxConnections,
+					State: d.state,
 				}
 				if err := d.statusError(); err != nil {
 					status.Up, status.Error = false, err.Error()
@@ -95,7 +97,7 @@ func (ln *listener) setDownstreams(config *listenerConfig, now leaky.Time) {
 			}
 		}
 		if d == nil {
-			d = &downstream{listener: ln, drained: to.Drained}
+			d = &downstream{listener: ln, drained: to.Drained, state: new(shaper.DownstreamState)}
 			d.probe = probe{d: d, fd: -1}
 		}
 		d.Downstream, d.host = to, config.hosts[i]

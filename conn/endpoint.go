@@ -28,6 +28,9 @@ func (e *endpoint) ready(events uint32, now leaky.Time) {
 	s := e.session
 	if events&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP) != 0 {
 		e.readable = true
+		if e == &s.server {
+			s.turns.arrives(now)
+		}
 		// A read stops at urgent data. That, or a FIN, may be all that is left, and no edge would
 		// report it. The urgent byte itself is not forwarded.
 		e.mustPoll = e.mustPoll || events&(unix.EPOLLPRI|unix.EPOLLRDHUP) != 0

@@ -94,10 +94,15 @@ func (a *admission) refresh(gt *gate) {
 	if gt.policy == a.policy {
 		return
 	}
+	was := gt.policy
 	gt.policy = a.policy
 	if i := a.policy.IndexOf(gt.state); i >= 0 {
 		gt.limit, gt.quota = a.policy.Limit(i), a.quotaFor(gt.state)
 		a.setCap(gt)
+		if gt.lent != nil {
+			gt.lent.rename(was, a.policy)
+			a.sharing.lending.list(gt.lent)
+		}
 		a.sharing.reshape(&gt.pacing, nil, gt, a.policy.NewConnections(i), gt.limit.Shared, a.policySince)
 	}
 }
@@ -218,7 +223,7 @@ func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, 
 	case why == shaper.None:
 		verdict = shaper.Pass
 	}
-	if !gt.tickets.use(now) {
+	if !gt.useTicket(now) {
 		gt.bucket.Charge(gt.shape, 0, 1, leaky.CatchUp(ready, now, gt.shape.Packets.Cost(1)))
 	}
 	if gt.share != nil {

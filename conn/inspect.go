@@ -57,8 +57,9 @@ func (s *session) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 		ID: s.flow.Connection, Protocol: shaper.TCP, Source: s.clientAddr, Listen: s.name, Port: s.flow.Port,
 		Age:          now.Sub(s.started).Duration(),
 		ToDownstream: s.up.moved, FromDownstream: s.down.moved,
-		Stage: [...]string{"waiting", "proxy_header", "connecting", "open", "closing"}[s.stage],
+		Stage: [...]string{"waiting", "proxy_header", "connecting", "open", "closing", "closing"}[s.stage],
 	}
+	s.turns.fill(c)
 	if s.downstream != nil {
 		c.Downstream = s.downstream.address(s.flow.Port, s.samePort)
 	}
@@ -84,6 +85,7 @@ func (f *udpFlow) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 		Age: now.Sub(f.started).Duration(), Idle: now.Sub(f.lastActive).Duration(),
 		ToDownstream: f.up.moved, FromDownstream: f.down.moved,
 	}
+	f.turns.fill(c)
 	setWaited(c, f.account.total(f.up.path, f.down.path))
 	if newest := f.queued.Last(); newest != nil {
 		setThrottledBy(c, now, &newest.unit)
@@ -204,5 +206,7 @@ func (p *Proxy) logAccess(c *shaper.ConnectionStatus, how shaper.Ending) {
 	p.accessLog.Info("access", "listener", c.Listen, "protocol", c.Protocol.String(), "source", c.Source,
 		"asn", p.shaper.Policy().ASN(c.Addr()), "port", c.Port, "downstream", cmp.Or(c.Downstream, "none"),
 		"to_downstream", c.ToDownstream, "from_downstream", c.FromDownstream,
+		"connect_seconds", c.Connect.Seconds(), "first_byte_seconds", c.FirstByte.Seconds(),
+		"turns", c.Turns, "answering_seconds", c.Answering.Seconds(),
 		"duration_seconds", c.Age.Seconds(), "waited_seconds", c.Waited.Seconds(), "mostly_throttled_by", cmp.Or(c.MostlyThrottledBy, "none"), "ended", how.String())
 }

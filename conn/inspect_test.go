@@ -355,13 +355,13 @@ func TestAccessLog(t *testing.T) {
 	text := log.String()
 	for _, want := range []string{
 		"msg=access", "listener=l", "protocol=tcp", fmt.Sprintf("source=%v", local(c)), "to_downstream=100000", "from_downstream=100000",
-		"mostly_throttled_by=slow", "ended=closed",
+		"mostly_throttled_by=slow", "ended=closed", "connect_seconds=", "first_byte_seconds=", "turns=",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s in %s", want, text)
 		}
 	}
-	if strings.Contains(text, "waited_seconds=0 ") || strings.Count(text, "\n") != 1 {
+	if strings.Contains(text, "waited_seconds=0 ") || strings.Contains(text, "connect_seconds=0 ") || strings.Contains(text, "turns=0 ") || strings.Count(text, "\n") != 1 {
 		t.Errorf("want one line, with a wait: %s", text)
 	}
 }

@@ -28,13 +28,30 @@ type lending struct {
 
 // poolShare is what this host uses of the pool of a shared cap.
 type poolShare struct {
-	gate   *gate
-	hot    bool // parts were given
-	listed bool // in lending.listed or lending.reporting
-	short  bool // connections have waited, since the last report or when it was made
-	missed int  // connections refused at the cap since the last report
-	peak   peak // of slots that are used, or were missed
+	gate     *gate
+	name     string     // of the pool, once its listener is gone: the policy does not have that any more
+	hot      bool       // parts were given
+	listed   bool       // in lending.listed or lending.reporting
+	short    bool       // connections have waited, since the last report or when it was made
+	missed   int        // connections refused at the cap since the last report
+	missedAt leaky.Time // when some of a report were
+	peak     peak       // of slots that are used, or were missed
 }
+
+// rename keeps the name that the pool has in was, if the policy p has none for it.
+func (sh *poolShare) rename(was, p *shaper.Policy) {
+	switch {
+	case sh.gate.limit.Key&shaper.KeyListen == 0:
+	case p.ShareName(sh.gate.limitKey()) != "":
+		sh.name = ""
+	case sh.name == "":
+		sh.name = was.ShareName(sh.gate.limitKey())
+	}
+}
+
+// orphaned reports whether connections of a listener that is gone use the pool. They are always reported: the
+// ledger may make it hot, and this host cannot be told.
+func (sh *poolShare) orphaned() bool { return sh.name != "" && sh.gate.inFlight > 0 }
 
 // held reports whether the gate is kept although no connection needs it.
 func (sh *poolShare) held() bool { return sh != nil && (sh.hot || sh.listed) }
@@ -210,7 +227,7 @@ func (ld *lending) beShort(sh *poolShare) {
 func (ld *lending) list(sh *poolShare) {
 	switch {
 	case sh == nil || sh.listed:
-	case sh.hot || sh.overused(ld.terms.Hosts), len(ld.listed) < maxListed && (sh.nearlyUsed() || sh.gate.waiting > 0 || sh.missed > 0):
+	case sh.hot || sh.orphaned() || sh.overused(ld.terms.Hosts), len(ld.listed) < maxListed && (sh.nearlyUsed() || sh.gate.waiting > 0 || sh.missed > 0 || sh.short):
 		sh.listed = true
 		ld.listed = append(ld.listed, sh)
 	}
@@ -231,14 +248,14 @@ func (ld *lending) report(all []shaper.Demand, now leaky.Time) (_ []shaper.Deman
 			continue
 		}
 		sh.listed = false
-		missed, over := sh.missed > 0, sh.overused(ld.terms.Hosts)
+		missed, over := sh.missed > 0 || sh.missedOfLate(now), sh.overused(ld.terms.Hosts)
 		waits, nearly := missed || sh.waiting() > 0, sh.nearlyUsed()
 		d := sh.demand(ld.terms.Hosts, now)
 		sh.short = waits
 		switch {
-		case sh.hot || over:
+		case sh.hot || over || d.Name != "":
 			all = append(all, d)
-		case (waits || nearly) && ld.cold < maxDemands:
+		case (waits || nearly) && ld.cold < shaper.MaxDemands:
 			ld.cold++
 			all = append(all, d)
 		}
@@ -260,14 +277,25 @@ func (sh *poolShare) demand(hosts int, now leaky.Time) shaper.Demand {
 		d.Held = pool.Parts(min(gt.inFlight, gt.slots))
 	case sh.waiting() > 0:
 		d.Waiting = len(gt.queued)
-	case sh.missed > 0:
+	case sh.missed > 0 || sh.missedOfLate(now):
 		d.Waiting = 1
 	}
-	sh.missed = 0
+	if sh.missed > 0 {
+		sh.missed, sh.missedAt = 0, now
+	}
 	most := sh.peak.all()
 	d.Want = pool.Parts(sh.peak.recent() + sh.waiting())
 	d.Spare = pool.Parts(most+max(1, most/8)+sh.waiting()) - d.Want
+	if sh.orphaned() { // none will come
+		d.Name, d.Want, d.Spare = sh.name, d.Held, 0
+	}
 	return d
+}
+
+// missedOfLate reports whether connections were refused in the last second before the current report: who is refused
+// comes again, and would never get a slot that several hosts want if it stopped waiting in between.
+func (sh *poolShare) missedOfLate(now leaky.Time) bool {
+	return sh.missedAt != 0 && now < sh.missedAt+leaky.Second
 }
 
 // reload makes gates for the hot pools of the current policy. Until the next reset, new pools have only the slots

@@ -250,6 +250,48 @@ func TestLending_FewSlots(t *testing.T) {
 	}
 }
 
+// TestLending_FewSlotsWithoutQueue has clients that are refused try again at hosts that want the same slot.
+func TestLending_FewSlotsWithoutQueue(t *testing.T) {
+	for _, queue := range []int{0, 1000} { // of the second host
+		synctest.Test(t, func(t *testing.T) {
+			begun := time.Now()
+			s := &lenders{
+				T: t, ledger: cluster.Ledger{Run: "a"}, rnd: testutil.Rand(t), hosts: make([]*lender, 2),
+				clock: func() cluster.Time { return cluster.FromDuration(time.Since(begun)) + cluster.Second },
+				limit: shaper.Limit{Name: "cap", Shared: true, MaxConnections: 1, QueueTimeout: time.Hour, MaxQueue: queue},
+			}
+			s.begin(1)
+			s.limit.MaxQueue = 0
+			s.begin(0)
+			var served [2]int
+			for range 900 { // in each of which one connection is possible
+				time.Sleep(100 * time.Millisecond)
+				for i, l := range s.hosts {
+					l.do(func() {
+						for v := range l.rig.in {
+							v.finish()
+							served[i]++
+						}
+						waiting := 0
+						for _, q := range l.rig.admission.queues {
+							waiting += q.len
+						}
+						for n := waiting; n < 4; n++ {
+							l.rig.visit(fmt.Sprint("10.0.0.", n), nil)
+						}
+					})
+				}
+			}
+			if min(served[0], served[1]) < 180 {
+				t.Errorf("%v connections of two hosts were served, max_queue %d at the second", served, queue)
+			}
+			for _, l := range s.hosts {
+				l.stop()
+			}
+		})
+	}
+}
+
 // Whatever happens to the hosts and the ledger, and however few slots there are, no more are in flight than
 // there may be.
 func TestLending_GroupNeverExceeds(t *testing.T) {

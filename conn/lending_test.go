@@ -294,6 +294,10 @@ func TestLending_Refused(t *testing.T) {
 	if len(all) != 1 || all[0].Waiting != 1 || all[0].Want != shaper.Whole || told != 1 {
 		t.Errorf("%+v is reported, and told %d times", all, told)
 	}
+	if all = r.demands(); len(all) != 1 || all[0].Waiting != 1 {
+		t.Errorf("%+v is reported just after", all)
+	}
+	r.sleep(time.Second)
 	r.demands()
 	r.admission.sharing.report(nil, r.admission.sharing.beginReport(), r.now)
 	if n := len(r.admission.byKey); n != 0 {

@@ -59,6 +59,15 @@ func (d *direction) move(limit int) int {
 		d.started = d.moved > d.headerLen
 		d.bytes.Add(uint64(n))
 		s, now := d.session, d.session.proxy.loop.now
+		if state := s.downstream.state; d == &s.down {
+			state.FromDownstream.Add(uint64(n))
+			s.turns.answered(state)
+		} else {
+			state.ToDownstream.Add(uint64(n))
+			if d.started && !s.server.readable && !s.down.holds() {
+				s.turns.asked(now)
+			}
+		}
 		s.activity.moved += uint64(n)
 		s.activity.lastActive = now
 		if now.Sub(s.reportedAt) > reportInterval {
@@ -71,9 +80,12 @@ func (d *direction) move(limit int) int {
 	return n
 }
 
+// holds reports whether d has read what it has not sent.
+func (d *direction) holds() bool { return len(d.unwritten) > 0 || d.pipe != nil }
+
 // onlyEOFLeft reports whether nothing is left to read from src but its FIN.
 func (d *direction) onlyEOFLeft() bool {
-	if !d.src.mustPoll || !d.src.readable || d.srcEOF || len(d.unwritten) > 0 || d.pipe != nil || d.session.stage != stageRelaying {
+	if !d.src.mustPoll || !d.src.readable || d.srcEOF || d.holds() || d.session.stage != stageRelaying {
 		return false
 	}
 	n, errno := sock.Peek(d.src.fd, d.session.proxy.loop.scratch[:1])
@@ -93,7 +105,7 @@ func (d *direction) copy(limit int) int {
 			d.src.markDrained()
 			return 0
 		case errno != 0:
-			d.session.abort(d.src.resetEnding(), d.session.proxy.loop.clock.Now())
+			d.session.readFailed(d.src, d.session.proxy.loop.clock.Now())
 			return 0
 		case n == 0:
 			d.srcEOF = true
@@ -160,7 +172,7 @@ func (d *direction) fillPipe(limit int) bool {
 		d.bulk = false
 		return false
 	case errno != 0:
-		d.session.abort(d.src.resetEnding(), l.clock.Now())
+		d.session.readFailed(d.src, l.clock.Now())
 	default:
 		d.shutdown()
 	}
@@ -195,7 +207,7 @@ func (d *direction) drainPipe(limit int) int {
 // shutdown shuts down dst after the last byte of src. If src has failed, the session is reset instead.
 func (d *direction) shutdown() {
 	if d.src.failed {
-		d.session.abort(d.src.resetEnding(), d.session.proxy.loop.now)
+		d.session.resetWhenSent(d.session.proxy.loop.now)
 		return
 	}
 	d.srcEOF, d.dstShut = true, true

@@ -52,6 +52,7 @@ type Proxy struct {
 	pendingBytes int                    // bytes that they buffer
 	evictions    evictions              // of admit, reused
 	ackMonitor   ackMonitor
+	statsSampler statsSampler
 }
 
 // Options are what a proxy needs. All fields are required, except OnShort.

@@ -27,11 +27,14 @@ type session struct {
 	lingerLeft  int         // bytes that a refused client may still send
 
 	downstream        *downstream   // where it holds a slot, or nil
+	dialedAt          leaky.Time    // when the last dial began
 	failedDownstreams []*downstream // could not be reached
 
 	client, server endpoint
 	up, down       direction // to the downstream, and from it
 	activity       activity
+	turns          turns
+	tcpStats       tcpStats
 }
 
 // stage is the progress of a session.
@@ -42,7 +45,8 @@ const (
 	stageHeader               // before admission, until the PROXY header was read
 	stageDialing
 	stageRelaying
-	stageRefusing // refused, lingering close
+	stageRefusing  // refused, lingering close
+	stageResetting // the downstream has failed, and what it sent is yet to arrive
 	stageEnded
 )
 
@@ -92,19 +96,30 @@ func (s *session) reroute(policy *shaper.Policy, now leaky.Time) {
 // the client first: many servers reply before they have read the whole request, and the reset that
 // follows is for the rest of it. When the client has failed, the data has no receiver.
 func (s *session) peerFailed(e *endpoint, now leaky.Time) {
-	if s.up.dstShut && s.down.dstShut { // all has been delivered
+	switch {
+	case e.failed:
+	case s.up.dstShut && s.down.dstShut: // all has been delivered
 		s.finish(now)
-		return
-	}
-	if e != &s.server || s.stage != stageRelaying || e.failed || s.down.dstShut {
+	case e != &s.server || s.stage != stageRelaying:
 		s.abort(e.resetEnding(), now)
+	case s.down.dstShut:
+		s.resetWhenSent(now)
+	default:
+		e.failed = true
+		s.up.dstShut = true
+		s.proxy.loop.scheduler.withdraw(now, &s.up.unit)
+		e.readable, e.mustPoll = true, true
+		s.down.advance(now)
+	}
+}
+
+// readFailed ends s after an endpoint failed, of which all was read.
+func (s *session) readFailed(e *endpoint, now leaky.Time) {
+	if e == &s.server {
+		s.resetWhenSent(now)
 		return
 	}
-	e.failed = true
-	s.up.dstShut = true
-	s.proxy.loop.scheduler.withdraw(now, &s.up.unit)
-	e.readable, e.mustPoll = true, true
-	s.down.advance(now)
+	s.abort(e.resetEnding(), now)
 }
 
 // finish ends s if both directions have ended.
@@ -149,22 +164,20 @@ func (s *session) abort(how shaper.Ending, now leaky.Time) {
 	s.close(how, now)
 }
 
-// close frees everything. The paths are released slightly later: the caller may be one of their
-// queues, about to be charged for what was just sent.
+// close frees everything.
 func (s *session) close(how shaper.Ending, now leaky.Time) {
 	l := s.proxy.loop
 	s.counts.Ended[how].Add(1)
 	s.logAccess(how, now)
 	l.pacer.Cancel(&s.timer)
+	if s.stage == stageRelaying || s.stage == stageResetting {
+		s.sampleStats()
+		if how == shaper.ResetByServer {
+			s.downstream.state.Resets.Add(1)
+		}
+	}
 	if s.stage == stageRelaying {
-		s.counts.Open.Add(-1)
-		l.scheduler.withdraw(now, &s.up.unit, &s.down.unit)
-		l.runLater(func(now leaky.Time) {
-			s.reportUsage(now)
-			l.scheduler.releasePath(s.up.unit.path, now)
-			l.scheduler.releasePath(s.down.unit.path, now)
-			s.up.unit.path, s.down.unit.path = nil, nil
-		})
+		s.stopRelaying(now)
 	}
 	s.stage = stageEnded
 	s.releaseDownstream(now)
@@ -174,22 +187,43 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 		}
 	}
 	s.proxy.sessions.remove(s)
+	s.dropUnsent()
+	s.release(now)
+	s.proxy.openConns.Add(-1)
+}
+
+// dropUnsent drops what was read, and not sent.
+func (s *session) dropUnsent() {
 	for _, d := range []*direction{&s.up, &s.down} {
 		d.unwritten = nil
 		if d.pipe != nil {
-			l.pipes.Drop(d.pipe)
+			s.proxy.loop.pipes.Drop(d.pipe)
 			d.pipe = nil
 		}
 	}
-	s.release(now)
-	s.proxy.openConns.Add(-1)
+}
+
+// stopRelaying takes both directions from their queues. The paths are released slightly later: the caller may be
+// one of their queues, about to be charged for what was just sent.
+func (s *session) stopRelaying(now leaky.Time) {
+	l := s.proxy.loop
+	s.counts.Open.Add(-1)
+	l.scheduler.withdraw(now, &s.up.unit, &s.down.unit)
+	l.runLater(func(now leaky.Time) {
+		s.reportUsage(now)
+		for _, d := range []*direction{&s.up, &s.down} {
+			s.account.merge(d.unit.path)
+			l.scheduler.releasePath(d.unit.path, now)
+			d.unit.path = nil
+		}
+	})
 }
 
 // rebind moves s to the listener that its port belongs to now. If its listener and port have
 // both been removed, s is refused unless it has reached a downstream.
 func (s *session) rebind(now leaky.Time) {
 	from, to := s.listener, s.port.binding
-	if to.removed && s.stage != stageRelaying && s.stage != stageRefusing {
+	if to.removed && s.stage < stageRelaying {
 		s.kill(shaper.Refused, now)
 	}
 	if s.stage == stageEnded || from == to.listener {
@@ -208,7 +242,8 @@ func (s *session) rebind(now leaky.Time) {
 
 // updateSlots makes s hold the slots that the current policy requires.
 func (s *session) updateSlots(now leaky.Time) {
-	if s.stage == stageDialing || s.stage == stageRelaying {
+	switch s.stage {
+	case stageDialing, stageRelaying, stageResetting:
 		s.waiter.flow.Origin = s.admission.policy.ListenerIndex(s.name)
 		s.route = s.admission.policy.Route(&s.flow)
 		s.slots.update(&s.flow, s.route, s.removed, now)
@@ -217,7 +252,7 @@ func (s *session) updateSlots(now leaky.Time) {
 
 // applyPolicy brings s to policy, which is the current one.
 func (s *session) applyPolicy(policy *shaper.Policy, now leaky.Time) {
-	if s.stage != stageDialing && s.stage != stageRelaying {
+	if s.stage != stageDialing && s.stage != stageRelaying && s.stage != stageResetting {
 		return
 	}
 	s.updateSlots(now)

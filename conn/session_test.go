@@ -251,48 +251,6 @@ func TestResetIsPassedOn(t *testing.T) {
 	})
 }
 
-// A downstream replies, and closes with the rest of the request unread: the reset that follows does
-// not overtake the reply, however long that takes.
-func TestReplyIsDeliveredBeforeReset(t *testing.T) {
-	t.Parallel()
-	for name, limits := range map[string][]shaper.Limit{
-		"without limits": nil,
-		"limited":        {{Name: "down", Rate: 8 * 400_000, Direction: shaper.FromDownstream}},
-		"both":           {{Name: "both", Rate: 8 * 400_000, Direction: shaper.Both}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			answer := randomBytes(100_000)
-			r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
-				io.ReadFull(c, make([]byte, 1000))
-				c.Write(answer)
-				time.Sleep(100 * time.Millisecond) // until the request has arrived, unread
-				// The end resets the connection, which discards what the kernel has not sent.
-				testutil.WaitFor(t, "the answer's arrival at the proxy", func() bool { return unacked(t, c) == 0 })
-			}), limits...)
-			c := dial(t, r.addr())
-			go c.Write(make([]byte, 200_000))
-			got := make([]byte, len(answer))
-			if n, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, answer) {
-				t.Fatalf("got %d of %d bytes, err %v", n, len(answer), err)
-			}
-			testutil.WaitFor(t, "its end", func() bool { return r.shaper.Listener("l").Ended[shaper.ResetByServer].Load() == 1 })
-			r.settle()
-		})
-	}
-}
-
-// unacked returns how many bytes of c the peer's kernel has not acknowledged.
-func unacked(t *testing.T, c *net.TCPConn) (n int) {
-	raw, err := c.SyscallConn()
-	if err == nil {
-		raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
-	}
-	if err != nil {
-		t.Error(err)
-	}
-	return n
-}
-
 // TCP flow control slows down a throttled source: what it can send ahead is bounded by the kernel's
 // buffers.
 func TestThrottledSourceIsHeldBack(t *testing.T) {

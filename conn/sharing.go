@@ -178,7 +178,7 @@ func (sg *sharing) arm(now leaky.Time) {
 // setCold changes the parts of cold buckets, also of those in the table. It reports whether they have
 // changed.
 func (sg *sharing) setCold(now leaky.Time) bool {
-	cold := sg.lease.Parts(sg.lease.Cold, sg.at)
+	cold := sg.lease.ColdParts(sg.at)
 	if cold == sg.cold {
 		return false
 	}

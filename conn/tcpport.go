@@ -129,6 +129,7 @@ func (p *Proxy) startSession(t *tcpPort, fd int, from netip.AddrPort, now leaky.
 	p.tagSocket(fd) // its listener may have had no tag when it arrived
 	p.sessions.add(s, s.flow.Connection)
 	p.scheduleAckCheck(now)
+	p.scheduleStats(now)
 	p.openConns.Add(1)
 	for _, prefix := range b.config.Load().AcceptProxyFrom {
 		if prefix.Contains(from.Addr()) {

@@ -20,10 +20,12 @@ type tickets struct {
 // ticket is a connection that may pass between two instants of the loop's clock.
 type ticket struct{ at, until leaky.Time }
 
-// next returns when the next connection may pass. It discards tickets that are over.
-func (t *tickets) next(now leaky.Time) (at leaky.Time, ok bool) {
+// nextTicket returns when the next connection may pass with a ticket. It discards tickets that are over.
+func (gt *gate) nextTicket(now leaky.Time) (at leaky.Time, ok bool) {
+	t := &gt.tickets
 	for len(t.list) > 0 && t.list[0].until <= now {
 		t.list = t.list[1:]
+		gt.state.VoidTickets.Add(1)
 	}
 	if len(t.list) == 0 {
 		return 0, false
@@ -31,25 +33,26 @@ func (t *tickets) next(now leaky.Time) (at leaky.Time, ok bool) {
 	return t.list[0].at, true
 }
 
-// use uses the next ticket, and reports whether a connection may pass with it at now.
-func (t *tickets) use(now leaky.Time) bool {
-	at, ok := t.next(now)
+// useTicket uses the next ticket, and reports whether a connection may pass with it at now.
+func (gt *gate) useTicket(now leaky.Time) bool {
+	at, ok := gt.nextTicket(now)
 	if !ok || at > now {
 		return false
 	}
-	t.list = t.list[1:]
+	gt.tickets.list = gt.tickets.list[1:]
+	gt.state.UsedTickets.Add(1)
 	return true
 }
 
 // wanted returns how many tickets gt needs besides those that it has.
 func (gt *gate) wanted(now leaky.Time) int {
-	_, _ = gt.tickets.next(now)
+	_, _ = gt.nextTicket(now)
 	return max(0, gt.waiting+gt.tickets.missed-len(gt.tickets.list))
 }
 
 // depart is when the next connection may pass.
 func (gt *gate) depart(now leaky.Time) leaky.Time {
-	if at, ok := gt.tickets.next(now); ok {
+	if at, ok := gt.nextTicket(now); ok {
 		return at
 	}
 	return gt.pacing.depart(now)
@@ -95,7 +98,8 @@ func (gt *gate) demandTickets(d *shaper.Demand, now leaky.Time) {
 
 // dropTickets makes the tickets of sh void.
 func (sh *share) dropTickets() {
-	if sh.gate != nil {
-		sh.gate.tickets.list = nil
+	if gt := sh.gate; gt != nil {
+		gt.state.VoidTickets.Add(uint64(len(gt.tickets.list)))
+		gt.tickets.list = nil
 	}
 }

@@ -198,6 +198,15 @@ func TestTickets_Group(t *testing.T) {
 			s.run(10 * time.Minute)
 			passed, wait := s.end()
 			waits[tickets] = wait
+			var used, void uint64
+			for _, h := range s.hosts {
+				state := h.rig.shaper.Policy().State(0)
+				used, void = used+state.UsedTickets.Load(), void+state.VoidTickets.Load()
+			}
+			if tickets != (used > 0) || used > uint64(passed) {
+				t.Errorf("%d passed, and %d tickets were used", passed, used)
+			}
+			t.Logf("%d tickets were used, %d were void", used, void)
 			t.Logf("tickets %v: %d passed, %v waited on average, at most %.1f more than the rate", tickets, passed, wait, s.worst)
 			if passed < 180 {
 				t.Errorf("only %d passed", passed)

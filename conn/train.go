@@ -39,10 +39,11 @@ func (t *train) flush() bool {
 	if t.flow == nil {
 		return false
 	}
-	counts := t.flow.listener.counts
-	moved, of := &counts.ToDownstream, &t.flow.up
-	if t.down {
-		moved, of = &counts.FromDownstream, &t.flow.down
+	f, down := t.flow, t.down
+	counts := f.listener.counts
+	moved, of := &counts.ToDownstream, &f.up
+	if down {
+		moved, of = &counts.FromDownstream, &f.down
 	}
 	count := t.segments.Count()
 	bytes, lost := t.send()
@@ -50,6 +51,12 @@ func (t *train) flush() bool {
 	t.segments.Clear()
 	moved.Add(uint64(bytes))
 	of.moved += uint64(bytes)
+	if state := f.downstream.state; down {
+		state.FromDownstream.Add(uint64(bytes))
+	} else {
+		state.ToDownstream.Add(uint64(bytes))
+		f.turns.asked(f.proxy.loop.now)
+	}
 	counts.SendErrors.Add(uint64(lost))
 	return lost < count
 }

@@ -54,6 +54,7 @@ type udpFlow struct {
 	unanswered     bool // the downstream has not replied yet
 	repeated       bool // the client has sent again while unanswered
 	closed         bool
+	turns          turns
 
 	lruEntries []lruEntry // its entries in flowLRUs, all of the same rank
 	rank       flowRank
@@ -106,6 +107,7 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 	if n == 0 {
 		if errno != unix.EAGAIN {
 			f.listener.counts.SendErrors.Add(1)
+			f.downstream.state.ICMPErrors.Add(1)
 		}
 		if errno == unix.ECONNREFUSED {
 			f.downstream.recordFailure(f.downstreamPort, errno, now)
@@ -116,6 +118,8 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 		return
 	}
 	f.touch(now)
+	f.turns.arrives(now)
+	f.turns.answered(f.downstream.state)
 	if len(f.downstream.ports) > 0 {
 		f.downstream.recordSuccess(f.downstreamPort, now)
 	}

@@ -62,6 +62,15 @@ func TCPInfo(fd int, info *unix.TCPInfo) unix.Errno {
 	return errno
 }
 
+// Unacked returns how many bytes that were sent are not acknowledged yet; 0 if it is not a connection any more.
+func Unacked(fd int) int {
+	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
 // Recv receives bytes of a stream.
 func Recv(fd int, b []byte) (int, unix.Errno) { return recvfrom(fd, b, unix.MSG_DONTWAIT) }
 
