@@ -2,19 +2,21 @@ package api
 
 // Shared is the group of hosts that share limits, as this host knows it: GET /v1/shared.
 type Shared struct {
-	State string  `json:"state"` // "none", "static", "joining", "joined", "alone", "leaving"; none without [shared], static without a ledger
-	For   float64 `json:"for_seconds"`
-	Why   string  `json:"why,omitempty"` // it is not joined
-	Group string  `json:"group"`
-	Name  string  `json:"name"`            // of this host
-	Hosts int     `json:"hosts"`           // that may exist
-	Alone string  `json:"alone,omitempty"` // "share", "closed", "open": what this host uses of each limit while no ledger answers
+	State    string  `json:"state"` // "none", "static", "joining", "joined", "alone", "leaving"; none without [shared], static without a ledger
+	For      float64 `json:"for_seconds"`
+	Why      string  `json:"why,omitempty"` // it is not joined
+	Group    string  `json:"group"`
+	Name     string  `json:"name"`               // of this host
+	Hosts    int     `json:"hosts"`              // that may exist
+	Alone    string  `json:"alone,omitempty"`    // "share", "closed", "open": what this host uses of each limit while no ledger answers
+	Failover string  `json:"failover,omitempty"` // "fast", "strict"; strict: the part of a host that is gone is kept until another one takes its place
 
 	Withdrawn bool `json:"withdrawn"` // alone = "open": this host lets the whole of each limit pass, and all together may exceed it
 
 	// What this host knows from the last answer of the ledger.
 	Counted   bool    `json:"counted"`   // the others count on this host
-	Live      int     `json:"live"`      // hosts that are counted, and those that are gone
+	Live      int     `json:"live"`      // hosts that are counted, and with failover = "fast" those that are gone
+	Gone      int     `json:"gone"`      // hosts that have left or were forgotten
 	Differing int     `json:"differing"` // hosts with other shared limits
 	LeaseAge  float64 `json:"lease_age_seconds"`
 	LeaseLeft float64 `json:"lease_left_seconds"`
@@ -99,7 +101,7 @@ type Ledger struct {
 // SharedHost is a host of the group.
 type SharedHost struct {
 	Name      string  `json:"name"`
-	State     string  `json:"state"`       // "counted", "joining", "absent", "gone"; a part is kept for one that is absent, not for one that is gone
+	State     string  `json:"state"`       // "counted", "joining", "absent", "gone"; a part is kept for one that is absent, and with failover = "strict" for one that is gone
 	Age       float64 `json:"age_seconds"` // since its last call; 0 if it is gone
 	LeaseLeft float64 `json:"lease_left_seconds"`
 	Differs   bool    `json:"differs"` // it has other shared limits than this host

@@ -93,6 +93,25 @@ type DownstreamStatus struct {
 	Error          string `json:"error,omitempty"` // last error, while it is failing or down
 	InFlight       int    `json:"in_flight"`
 	MaxConnections int    `json:"max_connections"` // 0 is unlimited
+
+	// What was measured of it. No time that traffic waits inside shaperd is in it.
+	Connect   Delay `json:"connect"`    // handshakes of TCP connections, over the last minute
+	FirstByte Delay `json:"first_byte"` // its first byte on each connection, since the last byte before, or the handshake
+	Answer    Delay `json:"answer"`     // from the last byte of a question to the first byte of its answer
+	RTT       Delay `json:"rtt"`        // smoothed round-trip times of TCP connections that are in use, once a second each
+
+	TurnsRate          float64 `json:"turns_rate"`           // questions answered per second, over 10 s
+	ToDownstreamRate   float64 `json:"to_downstream_rate"`   // bytes/s, over 10 s
+	FromDownstreamRate float64 `json:"from_downstream_rate"` // bytes/s, over 10 s
+	ReceiverLimited    float64 `json:"receiver_limited"`     // part of the time in which data was on its way to it that its receive window was full, over 10 s, 0 to 1
+
+	Turns         uint64 `json:"turns"`           // questions answered
+	DialsRefused  uint64 `json:"dials_refused"`   // by the downstream
+	DialsTimedOut uint64 `json:"dials_timed_out"` // connect_timeout, or the system's
+	DialsFailed   uint64 `json:"dials_failed"`    // for other reasons; not those of this host
+	Resets        uint64 `json:"resets"`          // connections that it has reset, or that have timed out
+	ICMPErrors    uint64 `json:"icmp_errors"`     // of UDP flows
+	Retransmits   uint64 `json:"retransmits"`     // segments that TCP has sent to it again
 }
 
 // AttachmentStatus is the state of an attachment at one interface, or at none.
@@ -311,6 +330,8 @@ type LimitBucket struct {
 	Summary   string  `json:"summary"`   // effective values in words
 	Mode      string  `json:"mode"`      // "enforce", "observe"
 	Bucket    *Bucket `json:"bucket,omitempty"`
+
+	Shared *LimitShare `json:"shared,omitempty"` // of the bucket, what this host may use now: hosts share the limit
 }
 
 // Bottleneck is the limit that an ever growing load of one source would hit first.

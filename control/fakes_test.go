@@ -83,7 +83,7 @@ func (d *fakeDaemon) Stop(context.Context) { _ = d.record("stop") }
 func options(t *testing.T, s *shaper.Shaper) *Options {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	m := monitor.New(s, log)
+	m := monitor.New(s, fakes.Proxy{}.Downstreams, log)
 	t.Cleanup(m.Close)
 	return &Options{
 		Shaper: s, Proxy: fakes.Proxy{}, Packets: fakes.Packets{}, Clock: func() leaky.Time { return leaky.Second }, Monitor: m,

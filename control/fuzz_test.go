@@ -28,7 +28,7 @@ func FuzzRequests(f *testing.F) {
 		f.Fatal(err)
 	}
 	s.Swap(p, 0)
-	m := monitor.New(s, noLog)
+	m := monitor.New(s, fakes.Proxy{}.Downstreams, noLog)
 	f.Cleanup(m.Close)
 	h := newAPI(&Options{
 		Shaper: s, Proxy: fakes.Proxy{}, Packets: fakes.Packets{}, Clock: func() leaky.Time { return 0 }, Monitor: m,

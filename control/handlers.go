@@ -98,6 +98,7 @@ func (a *handlers) getExplain(w http.ResponseWriter, q *http.Request) {
 	v := q.URL.Query()
 	e, err := a.Daemon.Explain(ExplainRequest{Source: v.Get("source"), To: v.Get("to"), Listener: v.Get("listener"), Attach: v.Get("attach"), Destination: v.Get("destination")})
 	if !writeError(w, err) {
+		a.addShares(&e)
 		writeJSON(w, http.StatusOK, e)
 	}
 }

@@ -117,7 +117,9 @@ func (v *view) blocks() []api.Block {
 func (v *view) downstreams() []api.DownstreamStatus {
 	all := []api.DownstreamStatus{}
 	for _, d := range v.Proxy.Downstreams() {
-		all = append(all, NewDownstream(d))
+		out := NewDownstream(d)
+		v.Monitor.FillDownstream(&out, d.State)
+		all = append(all, out)
 	}
 	slices.SortFunc(all, func(a, b api.DownstreamStatus) int {
 		return cmp.Or(cmp.Compare(a.Listener, b.Listener), cmp.Compare(a.Downstream, b.Downstream))
@@ -194,19 +196,41 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 func (v *view) limitShares() map[string]*api.LimitShare {
 	shares := map[string]*api.LimitShare{}
 	for _, l := range v.Daemon.Shared().Limits {
-		share := &api.LimitShare{Share: l.ColdShare, Connections: l.HostConnections}
-		for _, b := range l.Buckets {
-			switch {
-			case l.Key != "all":
-			case b.Slots:
-				share.Connections = int(math.Round(b.Share * float64(l.MaxConnections)))
-			default:
-				share.Share = b.Share
-			}
-		}
-		shares[l.Limit] = share
+		shares[l.Limit] = shareOf(&l, "all")
 	}
 	return shares
+}
+
+// shareOf returns what this host may use of the bucket of a limit with a key, or if it is not among those of l, of
+// one that no host needs more of.
+func shareOf(l *api.SharedLimit, key string) *api.LimitShare {
+	share := &api.LimitShare{Share: l.ColdShare, Connections: l.HostConnections}
+	for _, b := range l.Buckets {
+		switch {
+		case b.Key != key:
+		case b.Slots:
+			share.Connections = int(math.Round(b.Share * float64(l.MaxConnections)))
+		default:
+			share.Share = b.Share
+		}
+	}
+	return share
+}
+
+// addShares adds what this host may use of the shared limits of e. It leaves out a bucket that may be hot and is not
+// among those that are known.
+func (v *view) addShares(e *api.Explanation) {
+	shared := v.Daemon.Shared().Limits
+	for i := range e.Limits {
+		l := &e.Limits[i]
+		for j := range shared {
+			s := &shared[j]
+			known := slices.ContainsFunc(s.Buckets, func(b api.SharedBucket) bool { return b.Key == l.Key })
+			if s.Limit == l.Limit && (known || s.HotBuckets <= len(s.Buckets)) {
+				l.Shared = shareOf(s, l.Key)
+			}
+		}
+	}
 }
 
 // sortKeys are the sort keys of limit keys and talkers, by their name in the API.

@@ -83,6 +83,10 @@ func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 			to.gauge(limitAllowed, p.Allowed, l.Name)
 		}
 		to.counter(limitViolations, s.Conformance.Violations.Load(), l.Name)
+		if l.Shared && l.NewConnections.N > 0 {
+			to.counter(limitTickets, s.UsedTickets.Load(), l.Name, "used")
+			to.counter(limitTickets, s.VoidTickets.Load(), l.Name, "void")
+		}
 		if l.InPacketPlane() {
 			to.counter(limitMarked, s.Marked.Load(), l.Name)
 		}
@@ -111,6 +115,21 @@ func (c *Collector) collectListeners(to sink, policy *shaper.Policy) {
 		to.gauge(downstreamUp, boolValue(d.Up && !d.Drained), d.Listen, d.Downstream)
 		to.gauge(downstreamDrained, boolValue(d.Drained), d.Listen, d.Downstream)
 		to.gauge(downstreamConns, float64(d.InFlight), d.Listen, d.Downstream)
+		s := d.State
+		to.delays(downstreamConnect, &s.Connect, d.Listen, d.Downstream)
+		to.delays(downstreamFirstByte, &s.FirstByte, d.Listen, d.Downstream)
+		to.delays(downstreamAnswer, &s.Answer, d.Listen, d.Downstream)
+		to.delays(downstreamRTT, &s.RTT, d.Listen, d.Downstream)
+		to.counter(downstreamBytes, s.ToDownstream.Load(), d.Listen, d.Downstream, shaper.ToDownstream.String())
+		to.counter(downstreamBytes, s.FromDownstream.Load(), d.Listen, d.Downstream, shaper.FromDownstream.String())
+		to.counter(downstreamDials, s.DialsRefused.Load(), d.Listen, d.Downstream, "refused")
+		to.counter(downstreamDials, s.DialsTimedOut.Load(), d.Listen, d.Downstream, "timeout")
+		to.counter(downstreamDials, s.DialsFailed.Load(), d.Listen, d.Downstream, "other")
+		to.counter(downstreamResets, s.Resets.Load(), d.Listen, d.Downstream)
+		to.counter(downstreamICMP, s.ICMPErrors.Load(), d.Listen, d.Downstream)
+		to.counter(downstreamRetrans, s.Retransmits.Load(), d.Listen, d.Downstream)
+		to.seconds(downstreamBusy, s.Busy.Load(), d.Listen, d.Downstream)
+		to.seconds(downstreamLimited, s.ReceiverLimited.Load(), d.Listen, d.Downstream)
 	}
 }
 
@@ -177,6 +196,11 @@ func (s sink) counter(d *prometheus.Desc, v uint64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 }
 
+// seconds adds a counter of microseconds.
+func (s sink) seconds(d *prometheus.Desc, us uint64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(us)/1e6, labels...)
+}
+
 func (s sink) histogram(d *prometheus.Desc, bounds []time.Duration, count func(int) uint64, sum time.Duration, labels ...string) {
 	buckets := make(map[float64]uint64, len(bounds))
 	var n uint64
@@ -188,8 +212,8 @@ func (s sink) histogram(d *prometheus.Desc, bounds []time.Duration, count func(i
 	s <- prometheus.MustNewConstHistogram(d, n, sum.Seconds(), buckets, labels...)
 }
 
-func (s sink) delays(d *prometheus.Desc, h *shaper.Histogram, limit string) {
-	s.histogram(d, shaper.HistogramBounds[:], func(i int) uint64 { return h.Counts[i].Load() }, time.Duration(h.Sum.Load()), limit)
+func (s sink) delays(d *prometheus.Desc, h *shaper.Histogram, labels ...string) {
+	s.histogram(d, shaper.HistogramBounds[:], func(i int) uint64 { return h.Counts[i].Load() }, time.Duration(h.Sum.Load()), labels...)
 }
 
 func boolValue(yes bool) float64 {

@@ -31,22 +31,24 @@ const (
 // Monitor samples the counters of all limits once a second, and retains the samples for rates,
 // quantiles and charts. Reading them touches no counters.
 type Monitor struct {
-	shaper *shaper.Shaper
-	log    *slog.Logger
+	shaper      *shaper.Shaper
+	downstreams func() []shaper.DownstreamStatus
+	log         *slog.Logger
 
 	mu        sync.Mutex
 	times     []time.Time // times of the newest samples, at most historyLen
 	limits    map[*shaper.LimitState]*limitTrack
 	listeners map[*shaper.ListenerState]*listenerTrack
+	servers   map[*shaper.DownstreamState]downstreamTrack
 	stop      func()
 	done      chan struct{}
 	next      chan struct{} // closed by the next sample
 }
 
-// New starts a monitor of the limits of s. It logs violations of their conformance.
-func New(s *shaper.Shaper, log *slog.Logger) *Monitor {
+// New starts a monitor of the limits of s, and of downstreams. It logs violations of the conformance of limits.
+func New(s *shaper.Shaper, downstreams func() []shaper.DownstreamStatus, log *slog.Logger) *Monitor {
 	ctx, cancel := context.WithCancel(context.Background())
-	m := &Monitor{shaper: s, log: log, limits: map[*shaper.LimitState]*limitTrack{}, listeners: map[*shaper.ListenerState]*listenerTrack{}, stop: cancel, done: make(chan struct{}), next: make(chan struct{})}
+	m := &Monitor{shaper: s, downstreams: downstreams, log: log, limits: map[*shaper.LimitState]*limitTrack{}, listeners: map[*shaper.ListenerState]*listenerTrack{}, servers: map[*shaper.DownstreamState]downstreamTrack{}, stop: cancel, done: make(chan struct{}), next: make(chan struct{})}
 	m.Sample(time.Now())
 	go func() {
 		defer close(m.done)
@@ -76,6 +78,7 @@ func (m *Monitor) Close() {
 // Sample takes a sample of every limit and listener, as the monitor does by itself once a second. It
 // must not be called after Close.
 func (m *Monitor) Sample(now time.Time) {
+	downstreams := m.downstreams()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	policy := m.shaper.Policy()
@@ -93,6 +96,7 @@ func (m *Monitor) Sample(now time.Time) {
 	}
 	maps.DeleteFunc(m.limits, func(s *shaper.LimitState, _ *limitTrack) bool { return !current[s] })
 	m.sampleListeners(policy, now)
+	m.sampleDownstreams(downstreams, now)
 	close(m.next)
 	m.next = make(chan struct{})
 }

@@ -19,7 +19,7 @@ func monitorOf(t *testing.T, l shaper.Limit) (*Monitor, *shaper.Policy) {
 		t.Fatal(err)
 	}
 	s.Swap(p, leaky.Second)
-	m := New(s, slog.New(slog.DiscardHandler))
+	m := New(s, downstreamsOf(new(shaper.DownstreamState)), slog.New(slog.DiscardHandler))
 	t.Cleanup(m.Close)
 	return m, p
 }

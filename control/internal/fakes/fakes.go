@@ -50,10 +50,28 @@ func (Proxy) Lateness() (counts [len(pacer.LatenessBounds) + 1]uint64, sum time.
 	return counts, 70 * time.Millisecond
 }
 
+// downstreams are the states of the downstreams of a Proxy.
+var downstreams = func() *[2]shaper.DownstreamState {
+	all := new([2]shaper.DownstreamState)
+	s := &all[0]
+	for range 10 {
+		s.Answer.Observe(20 * time.Millisecond)
+	}
+	s.Connect.Observe(300 * time.Microsecond)
+	s.FirstByte.Observe(20 * time.Millisecond)
+	s.RTT.Observe(200 * time.Microsecond)
+	s.ToDownstream.Store(1000)
+	s.FromDownstream.Store(3000)
+	s.Busy.Store(4e6)
+	s.ReceiverLimited.Store(1e6)
+	all[1].DialsRefused.Store(7)
+	return all
+}()
+
 func (Proxy) Downstreams() []shaper.DownstreamStatus {
 	return []shaper.DownstreamStatus{
-		{Listen: "l", Downstream: "10.0.0.5:5432", Up: true, InFlight: 3},
-		{Listen: "l", Downstream: "db.local:5432"},
+		{Listen: "l", Downstream: "10.0.0.5:5432", Up: true, InFlight: 3, State: &downstreams[0]},
+		{Listen: "l", Downstream: "db.local:5432", State: &downstreams[1]},
 	}
 }
 

@@ -258,6 +258,11 @@ export function talkers() {
   };
 }
 
+// measured formats a quantile of delays that were measured.
+const measured = (delay, value) => delay.count > 0 ? seconds(value) : '–';
+
+const failures = (d) => d.dials_refused + d.dials_timed_out + d.dials_failed + d.resets + d.icmp_errors;
+
 export function downstreams() {
   const downs = sortableTable(byId('downstream-table'), (d) => `${d.listener} ${d.downstream}`, [
     { name: 'Downstream', words: true, order: (d) => d.downstream, text: (d) => d.downstream },
@@ -272,6 +277,16 @@ export function downstreams() {
       },
     },
     { name: 'In flight', order: (d) => d.in_flight, text: (d) => d.max_connections > 0 ? `${count(d.in_flight)} of ${count(d.max_connections)}` : count(d.in_flight) },
+    { name: 'Answers', title: 'Questions answered, over 10 s', order: (d) => d.turns_rate, text: (d) => perSecond(d.turns_rate), tip: (d) => `${count(d.turns)} in total` },
+    {
+      name: 'Answer p50', title: 'From the last byte of a question to the first byte of its answer, over the last minute. No wait for a limit is in it', order: (d) => d.answer.p50_seconds, text: (d) => measured(d.answer, d.answer.p50_seconds),
+      tip: (d) => `connect ${measured(d.connect, d.connect.p50_seconds)}, first byte ${measured(d.first_byte, d.first_byte.p50_seconds)}, round trip ${measured(d.rtt, d.rtt.p50_seconds)} (medians)`,
+    },
+    { name: 'p99', title: 'Of the same', order: (d) => d.answer.p99_seconds, text: (d) => measured(d.answer, d.answer.p99_seconds) },
+    {
+      name: 'Failures', title: 'Failed dials, resets and ICMP errors, since the start', wide: true, order: failures, text: (d) => count(failures(d)),
+      tip: (d) => `${count(d.dials_refused)} dials refused, ${count(d.dials_timed_out)} timed out, ${count(d.dials_failed)} failed; ${plural(d.resets, 'reset')}; ${plural(d.icmp_errors, 'ICMP error')}; ${plural(d.retransmits, 'segment')} sent again`,
+    },
   ]);
   const listeners = sortableTable(byId('listener-table'), (l) => l.name, [
     { name: 'Listener', words: true, order: (l) => l.name, text: (l) => l.name, tip: (l) => l.addresses.join(', ') },

@@ -14,6 +14,9 @@ export const criticalOf = (status) => status.shared?.problems.find((p) => p.seve
 
 const tones = { joined: 'good', static: 'good', joining: 'warn', leaving: 'warn', alone: 'bad', counted: 'good', absent: 'warn', gone: 'idle' };
 
+// liveOf returns the number of hosts that others count on and that are not gone: with "fast", live has those, too.
+const liveOf = (shared) => shared.failover === 'strict' ? shared.live : Math.max(0, shared.live - shared.gone);
+
 // shareBar creates a bar for a table cell, and returns a function that draws shares, from 0 to 1: that of this host
 // first.
 function shareBar() {
@@ -121,10 +124,10 @@ export function sharedLimits() {
     const withLedger = shared.state !== 'static';
     vitals([
       { name: 'State', value: shared.state, note: withLedger ? `for ${shared.for_seconds < 60 ? seconds(shared.for_seconds) : duration(shared.for_seconds)}` : 'no ledger', tone: tones[shared.state], title: shared.why },
-      { name: 'Hosts', value: joined ? `${shared.live} of ${shared.hosts}` : `${shared.hosts}`, note: joined ? 'live' : 'may exist' },
+      { name: 'Hosts', value: joined ? `${liveOf(shared)} of ${shared.hosts}` : `${shared.hosts}`, note: joined ? shared.gone > 0 ? `live, ${shared.gone} gone` : 'live' : 'may exist' },
       ...withLedger ? [
         { name: 'Lease', value: shared.lease_left_seconds > 0 ? seconds(shared.lease_left_seconds) : 'ended', note: shared.lease_left_seconds > 0 ? 'left' : `alone = "${shared.alone}"`, title: `Renewed ${seconds(shared.lease_age_seconds)} ago` },
-        { name: 'Ledger', value: shared.store_error ? 'fails' : 'answers', note: shared.stores.join(', '), tone: shared.store_error ? 'bad' : '', title: shared.store_error ?? `Epoch ${shared.epoch}` },
+        { name: 'Ledger', value: shared.store_error ? 'fails' : 'answers', note: shared.stores.join(', '), tone: shared.store_error ? 'bad' : '', title: shared.store_error ?? (shared.epoch ? `Epoch ${shared.epoch}` : '') },
         { name: 'Hot buckets', value: count(shared.hot_buckets) },
       ] : [],
     ]);
