@@ -18,8 +18,13 @@ func downstreamsCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "downstreams",
 		Short: "List downstreams; drain or enable them",
-		Long: `List the downstreams of all listeners with their state and connections. "downstreams
-drain" stops giving new connections to one, "downstreams enable" undoes that.`,
+		Long: `List the downstreams of all listeners with their state and connections, and how they
+do: how long a handshake takes (median), how many questions they answer per second, and
+how long that takes from the last byte of a question to the first byte of its answer (median
+and 99th percentile), all over the last minute, but the rate over 10 s; how many dials have
+failed, and how many connections they have reset. Nothing that waits inside shaperd is in it.
+
+"downstreams drain" stops giving new connections to one, "downstreams enable" undoes that.`,
 		Example: `  shaperd downstreams
   shaperd downstreams drain 10.0.0.5:5432`,
 		Annotations: jsonAnnotations,
@@ -45,7 +50,13 @@ drain" stops giving new connections to one, "downstreams enable" undoes that.`,
 }
 
 func downstreamsTable(p *term.Printer, all []api.DownstreamStatus) *term.Table {
-	t := term.NewTable("DOWNSTREAM", "LISTENER", "STATE", ">IN FLIGHT", ">MAX")
+	t := term.NewTable("DOWNSTREAM", "LISTENER", "STATE", ">IN FLIGHT", ">MAX", ">CONNECT", ">ANSWERS/S", ">ANSWER P50", ">P99", ">FAILED", ">RESETS")
+	measured := func(d api.Delay, seconds float64) string {
+		if d.Count == 0 {
+			return "-"
+		}
+		return term.Seconds(seconds)
+	}
 	for _, d := range all {
 		state, most := d.State, "-"
 		if state == "down" || state == "failing" {
@@ -54,7 +65,9 @@ func downstreamsTable(p *term.Printer, all []api.DownstreamStatus) *term.Table {
 		if d.MaxConnections > 0 {
 			most = fmt.Sprint(d.MaxConnections)
 		}
-		t.Add(d.Downstream, d.Listener, state, fmt.Sprint(d.InFlight), most)
+		t.Add(d.Downstream, d.Listener, state, fmt.Sprint(d.InFlight), most,
+			measured(d.Connect, d.Connect.P50), fmt.Sprintf("%.4g", d.TurnsRate), measured(d.Answer, d.Answer.P50), measured(d.Answer, d.Answer.P99),
+			fmt.Sprint(d.DialsRefused+d.DialsTimedOut+d.DialsFailed), fmt.Sprint(d.Resets))
 	}
 	return t
 }

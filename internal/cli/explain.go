@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -125,7 +126,15 @@ func explainFromDaemon(ctx context.Context, e env, q explain.Question) error {
 	case err != nil:
 		return err
 	}
+	shared := func(l api.LimitBucket) bool { return l.Shared != nil }
+	var limits []api.Limit
+	if !e.flags.json && slices.ContainsFunc(x.Limits, shared) {
+		if limits, err = e.client().Limits(ctx); err != nil {
+			return err
+		}
+	}
 	return e.show(x, func(p *term.Printer) {
+		addHere(x.Limits, limits)
 		where := fmt.Sprintf("listener %q", x.Listener)
 		if q.Attach != "" {
 			where = fmt.Sprintf("attachment %q", x.Attachment)
@@ -133,6 +142,19 @@ func explainFromDaemon(ctx context.Context, e env, q explain.Question) error {
 		p.Line("%v to %s: %s", q.Source, q.DestinationText(), where)
 		printExplanation(p, x)
 	})
+}
+
+// addHere adds to the summaries of buckets what this host may use of limits that hosts share.
+func addHere(buckets []api.LimitBucket, limits []api.Limit) {
+	for i := range buckets {
+		b := &buckets[i]
+		at := slices.IndexFunc(limits, func(l api.Limit) bool { return l.Name == b.Limit })
+		if at >= 0 && b.Shared != nil {
+			l := limits[at]
+			l.Shared = b.Shared
+			b.Summary += ", here " + hereText(l)
+		}
+	}
 }
 
 // printExplanation prints an explanation without its first line.

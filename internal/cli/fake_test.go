@@ -44,8 +44,8 @@ var (
 // newFakeDaemon returns a daemon that throttles one source.
 func newFakeDaemon() *fakeDaemon {
 	down := []api.DownstreamStatus{
-		{Listener: "db", Downstream: "10.0.0.5:5432", State: "up", InFlight: 12, MaxConnections: 50},
-		{Listener: "db", Downstream: "10.0.0.6:5432", State: "down"},
+		{Listener: "db", Downstream: "10.0.0.5:5432", State: "up", InFlight: 12, MaxConnections: 50, Connect: api.Delay{Count: 9, P50: 0.00021}, TurnsRate: 1220.4, Answer: api.Delay{Count: 73000, P50: 0.0042, P99: 0.061}},
+		{Listener: "db", Downstream: "10.0.0.6:5432", State: "down", DialsRefused: 5, DialsTimedOut: 2, DialsFailed: 1, Resets: 1},
 	}
 	bucket := &api.Bucket{BacklogBytes: 123456, Queued: 3, NextDeparture: 0.0351, InFlight: 5, Waiting: 7}
 	first := api.Connection{

@@ -93,6 +93,8 @@ func TestGroup(t *testing.T) {
 	gw1, gw2, gw3 := all[0], all[1], all[2]
 	gw2.must("shared status", "gw2: joined for ", "group default; 3 of 3 hosts live\n", "\ngw2 (this host)  counted ", "\ntotal  all     33% of 80Mbit/s", "\ntotal  all     33 of 100 slots")
 	gw2.must("limits total", "80Mbit/s, queue 200ms, 100 connections", "shared by 3 hosts, here ", ", 33 connections; one bucket")
+	port := regexp.MustCompile(`tcp://127[0-9.]+:([0-9]+)`).FindStringSubmatch(gw2.text)[1]
+	gw2.must("explain --source 127.0.0.9 --to tcp/"+port, "100 connections", ", here 33% = ", ", 33 connections ")
 	scraped := testutil.MustScrape(t, gw2.metrics)
 	for _, want := range []string{
 		"shaperd_shared_joined 1\n", "shaperd_shared_hosts 3\n", "shaperd_shared_live_hosts 3\n", "shaperd_shared_counted 1\n", "shaperd_shared_withdrawn 0\n",
@@ -105,13 +107,33 @@ func TestGroup(t *testing.T) {
 
 	// Another rate at one host.
 	gw3.reloadWith(strings.Replace(gw3.text, "80Mbit/s", "90Mbit/s", 1))
-	gw1.waitShared("disagreement", func(s *api.Shared) bool { return len(s.Differences) == 1 && s.Differing == 1 })
+	gw1.waitShared("disagreement", func(s *api.Shared) bool {
+		return len(s.Differences) == 1 && s.Differences[0].Limit == "total" && s.Differing == 1
+	})
 	out, err := gw1.verb("status")
 	if line := `HOSTS DISAGREE: about limit "total": here rate 80Mbit/s = 10MB/s; at gw3 rate 90Mbit/s = 11.25MB/s.` + "\n"; !strings.HasPrefix(out, line) || exitCode(err) != exitFailure {
 		t.Errorf("status: %v\n%s", err, out)
 	}
 	gw3.reloadWith(gw3.text)
 	gw1.waitShared("agreement", func(s *api.Shared) bool { return s.Differing == 0 && len(s.Problems) == 0 })
+
+	// Another number of hosts at one: it has a part as if it were one of those, and the others keep its place.
+	gw3.reloadWith(strings.Replace(gw3.text, "hosts = 3", "hosts = 4", 1))
+	gw3.waitShared("alone among four", func(s *api.Shared) bool {
+		return s.State == "alone" && strings.Contains(s.Problems[0].Text, "the group has hosts = 3, and this host hosts = 4") && strings.Contains(s.Problems[0].Text, "lets 1/4 of each")
+	})
+	if s := gw1.shared(); s.Ledger == nil || s.Ledger.Hosts[2].State == "gone" {
+		t.Errorf("the ledger: %+v", s.Ledger)
+	}
+	// Without a store, it always has a third.
+	withoutStore, _, _ := strings.Cut(gw3.text, `name = "gw3"`)
+	gw3.reloadWith(withoutStore)
+	gw3.waitShared("without a store", func(s *api.Shared) bool { return s.State == "static" })
+	if s := gw1.shared(); s.Ledger == nil || s.Ledger.Hosts[2].State == "gone" {
+		t.Errorf("the ledger: %+v", s.Ledger)
+	}
+	gw3.reloadWith(gw3.text)
+	gw3.waitShared("joined again", func(s *api.Shared) bool { return s.State == "joined" && s.Counted && s.Live == 3 })
 
 	// doctor asks the ledger itself. Other checks may fail on this host.
 	out, _ = gw2.verb("doctor", "--json", "--config", gw2.config)
@@ -127,12 +149,15 @@ func TestGroup(t *testing.T) {
 	}
 
 	// A host that runs cannot be forgotten.
-	gw1.mustFail("shared forget gw2 --yes", `the ledger keeps the part of "gw2"`)
+	gw1.mustFail("shared forget gw2 --yes", "gw2 called ")
+	gw1.mustFail("shared forget gw1 --yes", "gw1 is this host itself")
+	gw1.mustFail("shared forget gw9 --yes", `there is no host "gw9" in this group: known are gw1, gw2, gw3`)
 
 	// One that stops in order is gone.
 	gw3.stop()
 	gw3.waitLog("msg=stopped")
 	gw1.waitShared("gw3 gone", func(s *api.Shared) bool { return s.Ledger != nil && s.Ledger.Hosts[2].State == "gone" && s.Live == 3 })
+	gw1.must("shared status", "; 2 of 3 hosts live, 1 gone\n")
 	gw1.must("shared forget gw3 --yes", "gw3 is forgotten")
 	gw1.waitLog(`msg="host of the group forgotten by operator" host=gw3 uid=`)
 

@@ -73,12 +73,16 @@ func sharedForgetCommand(e env) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "forget HOST",
-		Short: "Give the part of a host that is gone for good to the others",
+		Short: "Tell the group that a host is gone for good, so that others have its part",
 		Long: `Tell the ledger that HOST is gone for good, or was never there, so that the others use its
 part of each shared limit. If it runs nevertheless, and is only cut off, all hosts together
 may exceed the limits. The ledger refuses this for a host that has called lately. A host
 that comes back is in the group again. One that was stopped by "shaperd stop", or by
-systemctl, need not be forgotten.`,
+systemctl, need not be forgotten.
+
+With failover = "strict", which several shaperd:// addresses imply, a host that is gone may
+have joined at another ledger: its part, also that of one that was stopped, is kept until
+another host takes its place, or hosts is lowered on all hosts.`,
 		Example: `  shaperd shared forget gw3
   shaperd shared forget gw3 --yes`,
 		Annotations:       jsonAnnotations,
@@ -94,11 +98,19 @@ systemctl, need not be forgotten.`,
 			if err != nil {
 				return err
 			}
-			return e.show(s, func(p *term.Printer) { p.Line("%s is forgotten: the others use its part.", api.Printable(args[0])) })
+			return e.show(s, func(p *term.Printer) { p.Line("%s is forgotten: %s", api.Printable(args[0]), forgottenText(&s)) })
 		},
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	return cmd
+}
+
+// forgottenText says what follows for a group when a host is gone.
+func forgottenText(s *api.Shared) string {
+	if s.Failover == "strict" {
+		return "another host may take its place. With failover = \"strict\" its part is kept until one does, or hosts is lowered on all hosts."
+	}
+	return "the others use its part."
 }
 
 // confirm asks the user, and returns an error unless the answer is yes.
@@ -169,18 +181,37 @@ func printMember(p *term.Printer, s api.Shared) {
 	}
 	live := ""
 	if s.State == "joined" {
-		live = fmt.Sprintf("; %d of %d hosts live", s.Live, s.Hosts)
+		live = fmt.Sprintf("; %d of %d hosts live", liveHosts(&s), s.Hosts)
+		if s.Gone > 0 {
+			live += fmt.Sprintf(", %d gone", s.Gone)
+		}
 	}
-	p.Line("%s: %s for %s, group %s%s%s", api.Printable(s.Name), s.State, term.Seconds(s.For), api.Printable(s.Group), counted, live)
+	since := "just now"
+	if s.For >= 0.05 {
+		since = "for " + term.Seconds(s.For)
+	}
+	p.Line("%s: %s %s, group %s%s%s", api.Printable(s.Name), s.State, since, api.Printable(s.Group), counted, live)
 	lease := "ended"
 	if s.LeaseLeft > 0 {
 		lease = fmt.Sprintf("%s old, ends in %s", term.Seconds(s.LeaseAge), term.Seconds(s.LeaseLeft))
 	}
 	p.Line("lease: %s; alone = %q; %s", lease, s.Alone, term.Plural(int64(s.HotBuckets), "hot bucket"))
-	p.Line("ledger: %s, epoch %d", api.Printable(strings.Join(s.Stores, ", ")), s.Epoch)
+	epoch := ""
+	if s.Epoch != 0 {
+		epoch = fmt.Sprintf(", epoch %d", s.Epoch)
+	}
+	p.Line("ledger: %s%s", api.Printable(strings.Join(s.Stores, ", ")), epoch)
 	if s.StoreError != "" && s.State == "joined" {
 		p.Line("last call: %s", p.Red(api.Printable(s.StoreError)))
 	}
+}
+
+// liveHosts returns the number of hosts that others count on and that are not gone.
+func liveHosts(s *api.Shared) int {
+	if s.Failover == "strict" {
+		return s.Live
+	}
+	return max(0, s.Live-s.Gone)
 }
 
 // printHosts prints what the ledger knows of the hosts.
@@ -200,11 +231,14 @@ func printHosts(p *term.Printer, s api.Shared) {
 			row[1] = p.Yellow(fmt.Sprintf("absent, 1/%d kept", s.Hosts))
 		case h.State == "gone":
 			row[2], row[4] = "-", "-"
+			if s.Failover == "strict" {
+				row[1] = fmt.Sprintf("gone, 1/%d kept", s.Hosts)
+			}
 		case h.LeaseLeft > 0:
 			row[3] = term.Seconds(h.LeaseLeft)
 		}
 		if h.Differs {
-			row[4] = p.Red("OTHERS")
+			row[4] = p.Red("differ")
 		}
 		if h.Name == s.Name {
 			row[0] += " (this host)"

@@ -15,7 +15,7 @@ import (
 // sharedByThree is the state of one of three hosts, of which another one is absent.
 func sharedByThree() api.Shared {
 	return api.Shared{
-		State: "joined", For: 3725, Group: "mainframe", Name: "gw1", Hosts: 4, Alone: "share", Counted: true, Live: 3, LeaseAge: 0.04, LeaseLeft: 0.94, Epoch: 1764,
+		State: "joined", For: 3725, Group: "mainframe", Name: "gw1", Hosts: 4, Alone: "share", Counted: true, Failover: "fast", Live: 3, Gone: 1, LeaseAge: 0.04, LeaseLeft: 0.94, Epoch: 1764,
 		Stores: []string{"rediss://10.0.9.1:6379"}, HotBuckets: 13,
 		Problems: []api.Problem{{Severity: "warning", Title: "Host away", Text: `gw3 has not called for 5m, and 1/4 of each shared limit is kept for it.`}},
 		Ledger: &api.Ledger{Epoch: 1764, Age: 86400, Settled: true, Unknown: 1, Hosts: []api.SharedHost{
@@ -60,7 +60,7 @@ func TestSharedStatus(t *testing.T) {
 		},
 		{"joined", sharedByThree(), 0, []string{
 			"HOST AWAY: gw3 has not called for 5m, and 1/4 of each shared limit is kept for it.\n" +
-				"gw1: joined for 1h2m, group mainframe; 3 of 4 hosts live\n" +
+				"gw1: joined for 1h2m, group mainframe; 2 of 4 hosts live, 1 gone\n" +
 				"lease: 40ms old, ends in 940ms; alone = \"share\"; 13 hot buckets\n" +
 				"ledger: rediss://10.0.9.1:6379, epoch 1764\n",
 			"\ngw1 (this host)  counted            40ms ago       900ms  same    1.0\n",
@@ -78,6 +78,11 @@ func TestSharedStatus(t *testing.T) {
 			"\nuplink      connections             2 of 10 slots\n",
 			"\ntotal       all                     31% of 80Mbit/s, 2000pps = 24.8Mbit/s, 620pps   40%  hot, tight         gw2 44%\n",
 		}, "last call:"},
+		{"strict", func() api.Shared {
+			s := sharedByThree()
+			s.Failover, s.Live, s.For, s.Epoch = "strict", 2, 0, 0
+			return s
+		}(), 0, []string{"gw1: joined just now, group mainframe; 2 of 4 hosts live, 1 gone\n", "\ngw4              gone, 1/4 kept ", "\nledger: rediss://10.0.9.1:6379\n"}, ""},
 		{"disagreeing", func() api.Shared {
 			s := sharedByThree()
 			s.Problems = []api.Problem{{Severity: "critical", Title: "Hosts disagree", Text: "about x"}}
@@ -85,7 +90,7 @@ func TestSharedStatus(t *testing.T) {
 			s.Ledger.Hosts[1].Differs, s.Ledger.Settled, s.Ledger.Age = true, false, 0.5
 			return s
 		}(), exitFailure, []string{
-			"HOSTS DISAGREE: about x\n", "OTHERS", "total differs at gw2: here rate 80Mbit/s; there rate 90Mbit/s\n", "a limit differs at gw3: here ?; there ?\n",
+			"HOSTS DISAGREE: about x\n", "  differ  ", "total differs at gw2: here rate 80Mbit/s; there rate 90Mbit/s\n", "a limit differs at gw3: here ?; there ?\n",
 			"shared limits: hosts disagree", "The ledger began 500ms ago and does not know yet what all hosts use.\n",
 		}, ""},
 		{"alone", api.Shared{
@@ -142,6 +147,10 @@ func TestLimits_ShowShares(t *testing.T) {
 		d.limits = append(d.limits, api.Limit{Name: "sign-on", Summary: "5/s new connections", NewConnections: 5, Shared: &api.LimitShare{Share: 0.5}},
 			api.Limit{Name: "slots", Summary: "20 connections", MaxConnections: 20, Shared: &api.LimitShare{Share: 0.5, Connections: 10}})
 	})
+	d.change(func() { d.explain.Limits[0].Shared = &api.LimitShare{Share: 0.5, Connections: 7} })
+	if out, _, err := d.run(t, "explain", "--source", "192.0.2.7", "--to", "tcp/5432"); !strings.Contains(out, "10Mbit/s, queue 200ms, here 50% = 5Mbit/s, 7 connections  ") {
+		t.Errorf("explain: %v\n%s", err, out)
+	}
 	for _, verb := range []string{"limits", "top"} {
 		out, _, err := d.run(t, verb)
 		for _, want := range []string{
@@ -159,6 +168,11 @@ func TestSharedForget(t *testing.T) {
 	d := newFakeDaemon()
 	d.serve(t)
 	d.shared = sharedByThree()
+	strict := sharedByThree()
+	strict.Failover = "strict"
+	if got := forgottenText(&strict); got != `another host may take its place. With failover = "strict" its part is kept until one does, or hosts is lowered on all hosts.` {
+		t.Error(got)
+	}
 	for _, tt := range []struct {
 		args string
 		code int

@@ -32,7 +32,7 @@ func TestVerbs(t *testing.T) {
 			"pid 99, up 2h3m, mode enforce, /etc/shaperd/shaperd.toml", "memory 23.5MB, CPU 3% of one core, descriptors 40 of 20000, pacing latency p99 100µs",
 			"configuration loaded at 10:00:00 in 2.1ms", "\nLISTENER  ADDRESS             OPEN  FLOWS",
 			"\ndb        tcp://0.0.0.0:5432    12      3  9.68Mbit/s  3.2Mbit/s       400            1\n",
-			"\n10.0.0.6:5432  db        down           0    -\n", "\nplant       eth1       egress     shape  up     ",
+			"\n10.0.0.6:5432  db        down           0    -        -          0           -     -       8       1\n", "\nplant       eth1       egress     shape  up     ",
 		}},
 		{"limits", 0, []string{
 			"LIMIT       MODE         PASSES  DELAYED   P50    P99  IN FLIGHT  WAITING  REFUSED  CONFORMANCE  LIMITS\n",
@@ -62,7 +62,7 @@ func TestVerbs(t *testing.T) {
 		{"connections kill 12 4711", exitFailure, []string{"connection 4711 was reset", "reset connection 12: unknown connection 12"}},
 		{"connections kill all", exitUsage, []string{`"all" is not an ID`}},
 		{"connections kill", exitUsage, []string{"connections kill requires ID..."}},
-		{"downstreams", 0, []string{"10.0.0.5:5432  db        up            12   50\n"}},
+		{"downstreams", 0, []string{"10.0.0.5:5432  db        up            12   50    210µs       1220       4.2ms  61ms       0       0\n"}},
 		{"downstreams drain 10.0.0.5:5432", 0, []string{"10.0.0.5:5432  db        drained "}},
 		{"downstreams enable 10.0.0.5:5432 --listener db", 0, []string{"10.0.0.5:5432  db        up "}},
 		{"downstreams drain 10.0.0.9:1", exitUsage, []string{`unknown downstream "10.0.0.9:1"; downstreams of this daemon: 10.0.0.5:5432`}},

@@ -54,6 +54,8 @@ func TestWarnings(t *testing.T) {
 		{"one per network, at an attachment", attach + "key = [\"source\"]\nipv4_prefix = 16\n", []string{
 			`limit "wide": other limits delay its packets differently, so that delayed packets can leave one of its buckets at once, up to 100ms at its rate`,
 		}},
+		{"a shared limit at an attachment", strings.Replace(attach, `"shape"`, `"police"`, 1) + "shared = true\n[shared]\nhosts = 2\n", []string{`limit "wide": hosts share it, and attachment "a" has on_stop = "open"`}},
+		{"a shared limit at an attachment that stays", strings.Replace(attach, `"shape"`, "\"police\"\non_stop = \"keep\"", 1) + "shared = true\n[shared]\nhosts = 2\n", nil},
 		{"one per network, at an attachment that polices", strings.Replace(attach, `"shape"`, `"police"`, 1) + "key = [\"source\"]\nipv4_prefix = 16\n", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -175,6 +175,8 @@ func (s *server) serve(ctx context.Context) error {
 	defer refusals.write()
 	tick := time.NewTicker(refusalInterval)
 	defer tick.Stop()
+	problems, look := newSharedLog(s.log), time.NewTicker(sharedLogInterval)
+	defer look.Stop()
 	expiry := time.NewTimer(0)
 	defer expiry.Stop()
 	await := func(next time.Time) {
@@ -204,6 +206,9 @@ func (s *server) serve(ctx context.Context) error {
 		case <-tick.C:
 			refusals.write()
 			s.logBypass()
+		case <-look.C:
+			all, joined := s.sharedProblems()
+			problems.update(all, joined, time.Now())
 		case <-stop:
 			close(s.draining)
 			reload.cancel()
@@ -211,6 +216,9 @@ func (s *server) serve(ctx context.Context) error {
 			go func() { s.drain(s.options.Force); close(drained) }()
 		case <-drained:
 			s.proxy.EndAll() // or this host would still use slots of shared limits
+			if !s.group.keep {
+				s.plane.close() // and rates, while packets are queued
+			}
 			s.group.leave(commandCtx)
 			close(s.done)
 			return nil

@@ -7,6 +7,8 @@ import (
 	"shaperd.dev/shaperd/internal/sharing"
 )
 
+const titleDisagree = "Hosts disagree"
+
 // maxDisagreements is the maximum number of differences that are problems of their own.
 const maxDisagreements = 3
 
@@ -20,14 +22,14 @@ func disagreements(s *api.Shared) (all []api.Problem) {
 		if i == maxDisagreements {
 			text = fmt.Sprintf("about %d more: see \"shaperd shared status\".", len(s.Differences)-i)
 		}
-		all = append(all, api.Problem{Severity: critical, Title: "Hosts disagree", Text: text})
+		all = append(all, api.Problem{Severity: critical, Title: titleDisagree, Text: text})
 		if i == maxDisagreements {
 			return all
 		}
 	}
 	if len(all) == 0 && s.Differing > 0 {
 		text := fmt.Sprintf("about shared limits: those of %d others are not the same as here.", s.Differing)
-		all = append(all, api.Problem{Severity: critical, Title: "Hosts disagree", Text: text})
+		all = append(all, api.Problem{Severity: critical, Title: titleDisagree, Text: text})
 	}
 	return all
 }

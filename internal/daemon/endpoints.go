@@ -13,7 +13,7 @@ import (
 // serveControl starts the control socket, the metrics and the dashboard. It returns a function that
 // stops them.
 func (s *server) serveControl(c *config.Config) (closeAll func(), err error) {
-	monitor := monitor.New(s.shaper, s.log)
+	monitor := monitor.New(s.shaper, s.proxy.Downstreams, s.log)
 	var closers []func()
 	stop := func() {
 		monitor.Close() // which ends the live streams

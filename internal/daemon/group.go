@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"sync/atomic"
@@ -14,6 +16,7 @@ import (
 	"shaperd.dev/shaperd/cluster/member"
 	"shaperd.dev/shaperd/cluster/peer"
 	"shaperd.dev/shaperd/internal/sharing"
+	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
@@ -105,27 +108,38 @@ func (g *group) follow(ctx context.Context, c *config.Config) {
 		g.member.SetInfo(c.SharedDigest(), sharing.InfoText(g.version, c))
 		g.member.SetStore(sharing.OpenStore(s, g.server), s.Interval)
 	default:
-		g.leave(ctx)
-		g.join(ctx, c)
+		// The next member of the same host has its place, and what the ledger keeps for it.
+		if s.Hosts == 0 || sharing.Params(s) == sharing.Params(was) && sharing.HostName(s) != sharing.HostName(was) {
+			g.leave(ctx)
+		}
+		lent := g.member != nil
+		g.close()
+		g.join(ctx, c, lent)
 	}
 	g.config = *s
 }
 
-// join makes this daemon one of the hosts of c.
-func (g *group) join(ctx context.Context, c *config.Config) {
+// join makes this daemon one of the hosts of c. lent is set if hosts of a ledger may still use what it has lent them
+// of the part of this one.
+func (g *group) join(ctx context.Context, c *config.Config, lent bool) {
 	s := &c.Shared
 	if s.Hosts == 0 {
 		return
 	}
 	if len(s.Store) == 0 {
-		g.setLease(staticLease(s.Hosts))
+		lease := staticLease(s.Hosts)
+		if lent {
+			lease.Cold, lease.Between, lease.SlotsCold = 0, 0, 0
+			lease.AloneAt = g.clock.Boot().Add(leaky.FromDuration(3 * g.config.Lease))
+		}
+		g.setLease(lease)
 		return
 	}
-	saved := g.file.begin(ctx)
+	saved := g.file.begin(ctx, sharing.Params(s))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	g.member = member.Start(ctx, member.Options{
 		Host: cluster.HostOptions{
-			Params: sharing.Params(s), Name: sharing.HostName(s), Start: saved.Start, Alone: cluster.Alone(s.Alone), Left: saved.Left,
+			Params: sharing.Params(s), Name: sharing.HostName(s), Start: saved.Start, Salt: rand.Int64N(cluster.MaxSalt), Alone: cluster.Alone(s.Alone), Left: saved.Left, Away: cluster.Time(saved.Away),
 			Digest: c.SharedDigest(), Info: sharing.InfoText(g.version, c),
 		},
 		Interval: s.Interval, Store: sharing.OpenStore(s, g.server), Planes: g.planes, Names: sharedNames{g.shaper, sharing.Params(s)},
@@ -161,7 +175,12 @@ func (g *group) leave(ctx context.Context) {
 		defer cancel()
 		// A host that is back uses nothing before it has joined if the file says so: others may
 		// use its part. So it is written first.
-		ready := func() bool { return !g.slotsInUse() && g.file.leave(ctx) }
+		ready := func() error {
+			if g.slotsInUse() {
+				return errors.New("connections are still in flight")
+			}
+			return g.file.leave(ctx)
+		}
 		if err := g.member.Leave(ctx, ready); err != nil {
 			g.log.Warn("leaving the group of shared limits failed; the others keep this host's part for it", "err", err)
 		}
@@ -186,45 +205,6 @@ func (g *group) stop() {
 		g.server.Close()
 	}
 }
-
-// sharedNames names the shared buckets and pools of the current policy.
-type sharedNames struct {
-	*shaper.Shaper
-	cluster.Params
-}
-
-func (n sharedNames) Name(k shaper.Key, slots bool) string {
-	if slots {
-		return n.Policy().SlotsName(k)
-	}
-	if p := n.Policy(); n.byTickets(p, k) {
-		return p.TicketsName(k)
-	}
-	return n.Policy().ShareName(k)
-}
-
-// byTickets reports whether new connections of a bucket pass by tickets: a host's part would be less than one in
-// the time of a lease, and they can wait for a ticket.
-func (n sharedNames) byTickets(p *shaper.Policy, k shaper.Key) bool {
-	i := p.LimitOf(k)
-	if i < 0 || k.Limit&1 == 0 {
-		return false
-	}
-	l, every := p.Limit(i), p.NewConnections(i).Packets.Cost(1)
-	return l.NewConnections.N > 0 && l.MaxQueue > 0 && l.QueueTimeout > 0 && !l.InPacketPlane() && !l.Observe &&
-		every.Duration() > n.Lease.Duration()/time.Duration(n.Hosts)
-}
-
-func (n sharedNames) Key(name string) (k shaper.Key, plane int, ok bool) {
-	p := n.Policy()
-	k, limit, err := p.ParseShareName(name)
-	if err == nil && p.Limit(limit).InPacketPlane() {
-		plane = 1
-	}
-	return k, plane, err == nil && n.Name(k, cluster.IsSlots(name)) == name
-}
-
-func (n sharedNames) Always() []string { return n.Policy().UnkeyedShares() }
 
 // boottime reads CLOCK_BOOTTIME.
 func boottime() cluster.Time {

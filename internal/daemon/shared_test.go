@@ -201,7 +201,7 @@ func TestShared_Joined(t *testing.T) {
 		store := newLedger()
 		a, b := store.join(t, "a"), store.join(t, "b")
 		c := store.join(t, "c")
-		a.wantProblems(t, "warning Joining: the ledger does not know yet what the others use. This host has been alone for 0s, and lets nothing of each shared limit pass.")
+		a.wantProblems(t, "warning Joining: the ledger does not know yet what the others use. This host is alone just now, and lets nothing of each shared limit pass.")
 		p := b.shaper.Policy()
 		total := shaper.Key{Limit: p.State(p.Find("total")).ID}
 		source, _, err := p.ParseShareName("per-source/new|source=192.0.2.1/32")
@@ -279,9 +279,12 @@ func TestShared_HostsAway(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		a.wantProblems(t)
 		time.Sleep(6 * time.Second)
-		a.wantProblems(t, `warning Hosts away: 1 of 3 hosts have not called since the ledger began 11s ago, and 1/3 of each shared limit is kept for each. For one`)
-		if err := a.ForgetHost(t.Context(), "b"); !errors.Is(err, control.ErrRefused) || !strings.Contains(err.Error(), `keeps the part of "b"`) {
+		a.wantProblems(t, `warning Hosts away: 1 of 3 hosts has not called since the ledger began 11s ago, and 1/3 of each shared limit is kept for it. If it is gone for good, or`)
+		if err := a.ForgetHost(t.Context(), "b"); !errors.Is(err, control.ErrRefused) || !strings.Contains(err.Error(), "b called ") || !strings.Contains(err.Error(), "stop it first") {
 			t.Errorf("forget a host that runs: %v", err)
+		}
+		if err := a.ForgetHost(t.Context(), "a"); !errors.Is(err, control.ErrRefused) || !strings.Contains(err.Error(), "a is this host itself") {
+			t.Errorf("forget the host itself: %v", err)
 		}
 		b.stop()
 		time.Sleep(12 * time.Second)
@@ -297,10 +300,54 @@ func TestShared_HostsAway(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		a.wantProblems(t, "warning Hosts away: 1 of 3 hosts")
-		if s := a.state(); s.Live != 2 || s.Ledger.Hosts[1].State != "gone" || s.Ledger.Hosts[1].Name != "b" {
+		if s := a.state(); s.Live != 2 || s.Gone != 1 || s.Failover != "fast" || s.Ledger.Hosts[1].State != "gone" || s.Ledger.Hosts[1].Name != "b" {
 			t.Errorf("%+v, %+v", s, s.Ledger)
 		}
 	})
+}
+
+// With failover = "strict" the part of a host that is gone is kept, and everything says so.
+func TestShared_HostsAwayStrict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newLedger()
+		strict := []string{"hosts = 3", "hosts = 3\nfailover = \"strict\""}
+		a, b := store.join(t, "a", strict...), store.join(t, "b", strict...)
+		time.Sleep(3 * time.Second)
+		b.stop()
+		time.Sleep(12 * time.Second)
+		const kept = `: another host may take its place then. With failover = "strict" its part is kept until one does, or hosts is lowered on all hosts.`
+		a.wantProblems(
+			t, `warning Host away: b has not called for 12s, and 1/3 of each shared limit is kept for it. If it is gone for good: "shaperd shared forget b"`+kept,
+			`warning Hosts away: 1 of 3 hosts has not called since the ledger began 15s ago, and 1/3 of each shared limit is kept for it. If it is gone for good, or was never there: "shaperd shared forget HOST"`+kept,
+		)
+		if err := a.ForgetHost(t.Context(), "b"); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(2 * time.Second)
+		if s := a.state(); s.Failover != "strict" || s.Live != 1 || s.Gone != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestWhyKept(t *testing.T) {
+	params := cluster.Params{Hosts: 2, Lease: cluster.Second, Step: cluster.Second / 2}
+	hosts := []cluster.HostStatus{{Name: "a", Age: cluster.Second / 10}, {Name: "b", Age: 9 * cluster.Second}}
+	for _, test := range []struct {
+		shot cluster.Snapshot
+		host string
+		want string
+	}{
+		{cluster.Snapshot{Params: params, Epoch: 1, Settled: true, Hosts: hosts}, "a", "a called 100ms ago: stop it first, and try again after 2.5s"},
+		{cluster.Snapshot{Params: params, Epoch: 1, Hosts: hosts, Age: cluster.Second}, "c", "the ledger began 1s ago and does not know yet what all hosts use: try again after 2.5s"},
+		{cluster.Snapshot{Params: params, Epoch: 1, Settled: true, Hosts: hosts[:1], Gone: []cluster.Gone{{Host: "b"}}}, "c", `there is no host "c" in this group: known are a, b`},
+		{cluster.Snapshot{Params: params, Epoch: 1, Settled: true, Hosts: hosts}, "b", `the ledger keeps the part of "b": it has called lately,`},
+		{cluster.Snapshot{}, "b", `the ledger keeps the part of "b": it has called lately,`},
+	} {
+		if got := whyKept(&test.shot, test.host); !strings.HasPrefix(got, test.want) {
+			t.Errorf("%s, want %s", got, test.want)
+		}
+	}
 }
 
 func TestShared_Alone(t *testing.T) {

@@ -13,22 +13,21 @@ import (
 // most.
 const maxShownBuckets = 10
 
-// unkeyedShares returns the names of the buckets of shared limits that have no key.
-func unkeyedShares(n sharedNames) (names []string) {
-	p := n.Policy()
+// unkeyedShares returns the names of the buckets of shared limits of p that have no key.
+func unkeyedShares(n sharedNames, p *shaper.Policy) (names []string) {
 	for i := range p.Len() {
 		l, id := p.Limit(i), p.State(i).ID
 		if !l.Shared || l.Key != 0 {
 			continue
 		}
 		if l.Rate > 0 || l.Packets.N > 0 {
-			names = append(names, n.Name(shaper.Key{Limit: id}, false))
+			names = append(names, n.nameOf(p, shaper.Key{Limit: id}, false))
 		}
 		if l.NewConnections.N > 0 {
-			names = append(names, n.Name(shaper.Key{Limit: id + 1}, false))
+			names = append(names, n.nameOf(p, shaper.Key{Limit: id + 1}, false))
 		}
 		if l.HasPool() {
-			names = append(names, n.Name(shaper.Key{Limit: id}, true))
+			names = append(names, n.nameOf(p, shaper.Key{Limit: id}, true))
 		}
 	}
 	return names
@@ -37,7 +36,7 @@ func unkeyedShares(n sharedNames) (names []string) {
 // describeLimits adds the shared limits of p. cold are the parts of a bucket that is not hot, and coldSlots those of
 // a pool; shares are those of hot ones, and of the buckets and pools of limits without key. slots returns how many of
 // the slots of a limit this host may use with parts of a pool.
-func describeLimits(s *api.Shared, p *shaper.Policy, cold, coldSlots int64, shares []cluster.ShareStatus, slots func(most int, parts int64) int) {
+func describeLimits(s *api.Shared, n sharedNames, p *shaper.Policy, cold, coldSlots int64, shares []cluster.ShareStatus, slots func(most int, parts int64) int) {
 	byLimit := map[int]*api.SharedLimit{}
 	for i := range p.Len() {
 		l := p.Limit(i)
@@ -54,9 +53,9 @@ func describeLimits(s *api.Shared, p *shaper.Policy, cold, coldSlots int64, shar
 		byLimit[i] = to
 	}
 	for _, h := range shares {
-		key, i, err := p.ParseShareName(h.Key)
+		key, i, ok := n.parse(p, h.Key)
 		to := byLimit[i]
-		if err != nil || to == nil { // of an earlier policy, or of another host's
+		if !ok || to == nil { // of an earlier policy, or of another host's
 			continue
 		}
 		if h.Hot {

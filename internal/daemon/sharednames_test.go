@@ -26,6 +26,7 @@ new_connections = `
 		{`"5/min"`, "@l/new"},
 		{`"2/s"`, "@l/new"},
 		{`"4/s"`, "l/new"},
+		{"\"5/min\"\nqueue_timeout = \"0s\"", "l/new"},
 		{"\"5/min\"\nobserve = true", "l/new"},
 	} {
 		h := newServer(t, text+test.limit+"\n")
@@ -42,7 +43,7 @@ new_connections = `
 		if _, _, ok := names.Key(other); ok {
 			t.Errorf("%s: %q is the name of a bucket", test.limit, other)
 		}
-		if all := unkeyedShares(names); !slices.Contains(all, test.want) {
+		if all := unkeyedShares(names, h.shaper.Policy()); !slices.Contains(all, test.want) {
 			t.Errorf("%s: buckets are %q", test.limit, all)
 		}
 	}

@@ -41,7 +41,7 @@ func newShared(c *config.Shared) api.Shared {
 	}
 	s.State, s.Group, s.Name, s.Hosts = sharedStatic, c.Group, sharing.HostName(c), c.Hosts
 	if len(c.Store) > 0 {
-		s.State, s.Alone = sharedJoining, c.Alone.String()
+		s.State, s.Alone, s.Failover = sharedJoining, c.Alone.String(), sharing.Failover(sharing.Params(c)).String()
 		s.Stores = append(s.Stores, c.Store...)
 	}
 	return s
@@ -49,13 +49,13 @@ func newShared(c *config.Shared) api.Shared {
 
 // describeMember adds what m is, and the problem if this host is not in the group.
 func describeMember(s *api.Shared, c *config.Shared, m *member.Status) {
-	s.For, s.Counted, s.Live, s.Differing = m.For.Duration().Seconds(), m.Counted, m.Live, m.Differ
+	s.For, s.Counted, s.Live, s.Gone, s.Differing = m.For.Duration().Seconds(), m.Counted, m.Live, len(m.Gone), m.Differ
 	s.LeaseAge, s.LeaseLeft, s.Epoch, s.HotBuckets = m.Age.Duration().Seconds(), m.Left.Duration().Seconds(), m.Epoch, m.Hot
-	s.StoreError = m.LastError
+	s.StoreError = sharing.StoreErrorText(m.LastError, c.Store, m.Counters.Answered+m.Counters.Refused > 0)
 	// Two hosts with one name are in the group in turns, for some leases each.
 	if m.Rival != 0 && m.Rival.Duration() < 10*c.Lease+absentAfter {
 		s.Problems = append(s.Problems, api.Problem{Severity: critical, Title: "Name used twice", Text: fmt.Sprintf(
-			"another host was in the group as %q %s ago, and each puts the other out. Give it a name of its own in [shared].", sharing.HostName(c), roughly(m.Rival.Duration()))})
+			"another host was in the group as %q %s, and each puts the other out. Give it a name of its own in [shared].", sharing.HostName(c), ago(m.Rival.Duration()))})
 	}
 	switch {
 	case m.Leaving:
@@ -66,15 +66,15 @@ func describeMember(s *api.Shared, c *config.Shared, m *member.Status) {
 		return
 	}
 	s.State = sharedAlone
-	s.Why = whyAlone(c, m)
-	problem := api.Problem{Severity: critical, Title: "Alone", Text: fmt.Sprintf("%s. This host has been alone for %s, and lets %s of each shared limit pass.",
-		s.Why, roughly(m.For.Duration()), passText(m.Cold))}
+	s.Why = whyAlone(s, c, m)
+	problem := api.Problem{Severity: critical, Title: "Alone", Text: fmt.Sprintf("%s. This host %s, and lets %s of each shared limit pass.",
+		s.Why, aloneText(m.For.Duration()), passText(m.Cold))}
 	switch {
 	case m.Cold == shaper.Whole && c.Hosts > 1:
 		s.Withdrawn = true
 		problem.Title = "Not limited together"
-		problem.Text = fmt.Sprintf("%s. This host has been alone for %s, and with alone = \"open\" lets the whole of each shared limit pass: all hosts together may exceed it.",
-			s.Why, roughly(m.For.Duration()))
+		problem.Text = fmt.Sprintf("%s. This host %s, and with alone = \"open\" lets the whole of each shared limit pass: all hosts together may exceed it.",
+			s.Why, aloneText(m.For.Duration()))
 	case m.LastError == "" && passing(m.Refused):
 		s.State, problem.Severity, problem.Title = sharedJoining, warning, "Joining"
 	}
@@ -87,10 +87,10 @@ func passing(r cluster.Refusal) bool {
 }
 
 // whyAlone returns why this host is not in its group.
-func whyAlone(c *config.Shared, m *member.Status) string {
+func whyAlone(s *api.Shared, c *config.Shared, m *member.Status) string {
 	switch {
-	case m.LastError != "":
-		return "no ledger answers: " + m.LastError
+	case s.StoreError != "":
+		return "no ledger answers: " + s.StoreError
 	case m.Refused == cluster.RefusedParams:
 		return sharing.ParamsDifference(m.Ledger, sharing.Params(c))
 	case m.Refused == cluster.RefusedTooMany:
@@ -119,6 +119,25 @@ func passText(parts int64) string {
 // partText formats what is kept for each of some hosts.
 func partText(hosts int) string { return fmt.Sprintf("1/%d", hosts) }
 
+// A time shorter than justNow is shown as "just now".
+const justNow = 50 * time.Millisecond
+
+// aloneText says for how long a host has been alone.
+func aloneText(d time.Duration) string {
+	if d < justNow {
+		return "is alone just now"
+	}
+	return "has been alone for " + roughly(d)
+}
+
+// ago says when something was: "3s ago".
+func ago(d time.Duration) string {
+	if d < justNow {
+		return "just now"
+	}
+	return roughly(d) + " ago"
+}
+
 // roughly formats d with the precision that its reader needs.
 func roughly(d time.Duration) string {
 	unit := 100 * time.Millisecond
@@ -145,6 +164,10 @@ func describeLedger(s *api.Shared, shot *cluster.Snapshot, here map[string]strin
 	warnAfter := max(expiry, absentAfter)
 	l := &api.Ledger{Epoch: shot.Epoch, Age: shot.Age.Duration().Seconds(), Settled: shot.Settled, Hosts: []api.SharedHost{}}
 	kept := fmt.Sprintf("%s of each shared limit is kept for", partText(shot.Params.Hosts))
+	strict := ""
+	if shot.Params.Strict {
+		strict = ": another host may take its place then. With failover = \"strict\" its part is kept until one does, or hosts is lowered on all hosts."
+	}
 	for i := range shot.Hosts {
 		h := &shot.Hosts[i]
 		info := sharing.ParseInfo(h.Info)
@@ -160,7 +183,7 @@ func describeLedger(s *api.Shared, shot *cluster.Snapshot, here map[string]strin
 		}
 		if host.State == "absent" && age >= warnAfter {
 			s.Problems = append(s.Problems, api.Problem{Severity: warning, Title: "Host away", Text: fmt.Sprintf(
-				"%s has not called for %s, and %s it. If it is gone for good: \"shaperd shared forget %[1]s\"", h.Name, roughly(age), kept)})
+				"%s has not called for %s, and %s it. If it is gone for good: \"shaperd shared forget %[1]s\"%[4]s", h.Name, roughly(age), kept, strict)})
 		}
 		if host.Differs && host.State != "absent" {
 			s.Differences = append(s.Differences, sharing.Differences(h.Name, here, info)...)
@@ -172,9 +195,13 @@ func describeLedger(s *api.Shared, shot *cluster.Snapshot, here map[string]strin
 	}
 	slices.SortStableFunc(l.Hosts, func(a, b api.SharedHost) int { return cmp.Compare(a.Name, b.Name) })
 	if l.Unknown = max(0, shot.Params.Hosts-len(l.Hosts)); l.Unknown > 0 && shot.Age.Duration() >= warnAfter {
+		have, each, which := "have", "each", "For one that"
+		if l.Unknown == 1 {
+			have, each, which = "has", "it", "If it"
+		}
 		s.Problems = append(s.Problems, api.Problem{Severity: warning, Title: "Hosts away", Text: fmt.Sprintf(
-			"%d of %d hosts have not called since the ledger began %s ago, and %s each. For one that is gone for good, or was never there: \"shaperd shared forget HOST\"",
-			l.Unknown, shot.Params.Hosts, roughly(shot.Age.Duration()), kept)})
+			"%d of %d hosts %s not called since the ledger began %s ago, and %s %s. %s is gone for good, or was never there: \"shaperd shared forget HOST\"%s",
+			l.Unknown, shot.Params.Hosts, have, roughly(shot.Age.Duration()), kept, each, which, strict)})
 	}
 	s.Ledger = l
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -48,7 +49,8 @@ func (s *server) shared() (out api.Shared, counters member.Counters) {
 	if c.Hosts == 0 {
 		return out, counters
 	}
-	names := unkeyedShares(sharedNames{s.shaper, sharing.Params(c)})
+	known := sharedNames{s.shaper, sharing.Params(c)}
+	names := unkeyedShares(known, p)
 	lease, at := shaper.Lease{}, leaky.Time(0)
 	cold, shares := int64(0), make([]cluster.ShareStatus, len(names))
 	if out.State == sharedStatic {
@@ -74,7 +76,7 @@ func (s *server) shared() (out api.Shared, counters member.Counters) {
 		}
 	}
 	slots := func(most int, parts int64) int { return lease.Slots(most, uint32(parts), at) }
-	describeLimits(&out, p, cold, int64(lease.SlotsCold), shares, slots)
+	describeLimits(&out, known, p, cold, int64(lease.SlotsCold), shares, slots)
 	return out, counters
 }
 
@@ -126,20 +128,51 @@ func (c *ledgerCache) get(m *member.Member, keys []string) (cluster.Snapshot, er
 	return c.shot, c.err
 }
 
-// ForgetHost tells the ledger that a host of the group is gone for good, so that the others may use its part.
+// ForgetHost tells the ledger that a host of the group is gone for good, so that the others may use its part, or with
+// failover = "strict" another host may take its place.
 func (s *server) ForgetHost(ctx context.Context, host string) error {
 	m := s.group.current.Load()
 	if m == nil {
 		return &refusedError{errors.New("there is no ledger: [shared] has no store")}
+	}
+	l, _ := s.current()
+	if host == sharing.HostName(&l.Config.Shared) {
+		return &refusedError{fmt.Errorf("%s is this host itself: stop it, and forget it at another one", host)}
 	}
 	done, err := m.Forget(ctx, host)
 	if err != nil {
 		return fmt.Errorf("tell the ledger: %w", err)
 	}
 	if !done {
-		return &refusedError{fmt.Errorf("the ledger keeps the part of %q: it has called lately, or may have while the ledger was another one, or all hosts "+
-			"that may exist are others; \"shaperd shared status\" lists them", host)}
+		shot, err := m.Snapshot(ctx, "-") // no bucket has this name
+		if err != nil {
+			shot = cluster.Snapshot{}
+		}
+		return &refusedError{errors.New(whyKept(&shot, host))}
 	}
 	s.log.Warn("host of the group forgotten by operator", append([]any{"host", host}, control.CallerAttrs(ctx)...)...)
 	return nil
+}
+
+// whyKept says why the ledger does not forget a host, as far as a snapshot that was taken afterwards tells.
+func whyKept(shot *cluster.Snapshot, host string) string {
+	var known []string
+	at := slices.IndexFunc(shot.Hosts, func(h cluster.HostStatus) bool { return h.Name == host })
+	for i := range shot.Hosts {
+		known = append(known, shot.Hosts[i].Name)
+	}
+	for _, g := range shot.Gone {
+		known = append(known, g.Host)
+	}
+	slices.Sort(known)
+	switch expiry := 2*shot.Params.Lease + shot.Params.Step; {
+	case at >= 0 && shot.Hosts[at].Age < expiry:
+		return fmt.Sprintf("%s called %s: stop it first, and try again after %s", host, ago(shot.Hosts[at].Age.Duration()), roughly(expiry.Duration()))
+	case shot.Epoch != 0 && !shot.Settled:
+		return fmt.Sprintf("the ledger began %s and does not know yet what all hosts use: try again after %s", ago(shot.Age.Duration()), roughly(expiry.Duration()))
+	case len(known) >= shot.Params.Hosts && len(known) > 0 && !slices.Contains(known, host):
+		return fmt.Sprintf("there is no host %q in this group: known are %s", host, strings.Join(known, ", "))
+	}
+	return fmt.Sprintf("the ledger keeps the part of %q: it has called lately, or may have while the ledger was another one, or all hosts "+
+		"that may exist are others; \"shaperd shared status\" lists them", host)
 }

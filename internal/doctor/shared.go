@@ -111,7 +111,7 @@ func (d *doctor) shared() []Finding {
 		a, err := d.askLedger(&one)
 		if err != nil {
 			unusable = append(unusable, Finding{
-				State: Warn, Text: fmt.Sprintf("the ledger at %s cannot be used: %s", url, api.Printable(err.Error())),
+				State: Warn, Text: fmt.Sprintf("the ledger at %s cannot be used: %s", url, api.Printable(sharing.StoreErrorText(err.Error(), one.Store, false))),
 				Fix: "check that it runs, that this host can reach it, and the files and names in [shared]",
 			})
 			continue
@@ -209,7 +209,11 @@ func (d *doctor) checkLedger(s *config.Shared, url string, a *ledgerAnswer) (fou
 			add(Warn, "systemctl reload shaperd", "the daemon has other shared limits than the configuration: it was not reloaded")
 		case h.Digest != digest:
 			for _, difference := range sharing.Differences(h.Name, d.plan.Config.SharedLimits(), sharing.ParseInfo(h.Info)) {
-				add(Fail, "make the limits the same on all hosts, and reload", "hosts disagree %s", api.Printable(sharing.DifferenceText(difference)))
+				what := "the limits"
+				if difference.Limit == "[shared]" {
+					what = "[shared]"
+				}
+				add(Fail, "make "+what+" the same on all hosts, and reload", "hosts disagree %s", api.Printable(sharing.DifferenceText(difference)))
 			}
 		}
 	}

@@ -99,7 +99,7 @@ key_file = "/etc/shaperd/key.pem"
 		{"would evict, but has no maximum", withLedger, but(func(a *ledgerAnswer) { a.about.Eviction = "allkeys-lru" }), []string{"ok "}},
 		{"other parameters", withLedger, hostSpec{daemonRuns: true, ledgers: ledgers{redisHost: answer(t, map[string]string{"gw2": strings.Replace(withLedger, "hosts = 3", "hosts = 4", 1)})}}, []string{
 			"fail rediss://10.0.0.9:6379: the group has hosts = 4, and this host hosts = 3 -> make [shared] the same",
-			"fail hosts disagree about [shared]: here hosts 3; at gw2 hosts 4. -> make the limits the same",
+			"fail hosts disagree about [shared]: here hosts 3; at gw2 hosts 4. -> make [shared] the same",
 		}},
 		{"another rate", withLedger, hostSpec{daemonRuns: true, ledgers: ledgers{redisHost: answer(t, map[string]string{"gw2": strings.Replace(withLedger, "max_queue = 50", "max_queue = 50\nqueue_timeout = \"1s\"", 1)})}}, []string{
 			`fail hosts disagree about limit "slots": here queue_timeout 2s; at gw2 queue_timeout 1s. -> make the limits the same`,

@@ -37,7 +37,22 @@ func (p *Plan) Warnings() (all []string) {
 			all = append(all, fmt.Sprintf("[shared] store = %q is not encrypted: who is on the way to it can read the password and lift limits", url))
 		}
 	}
-	return slices.Concat(all, p.timeoutWarnings(), p.crossedLimits())
+	return slices.Concat(all, p.timeoutWarnings(), p.crossedLimits(), p.openSharedLimits())
+}
+
+// openSharedLimits returns a warning for each shared limit that packets are not under when the daemon has stopped,
+// while the other hosts go on.
+func (p *Plan) openSharedLimits() (all []string) {
+	for i := range p.Config.Limits {
+		l := &p.Config.Limits[i]
+		for _, a := range p.Config.Attach {
+			if l.Shared && !l.Observe && a.OnStop == shaper.StopOpen && slices.Contains(l.Match.Attach, a.Name) {
+				all = append(all, fmt.Sprintf("limit %q: hosts share it, and attachment %q has on_stop = \"open\": "+
+					"when this daemon has stopped they exceed it together; on_stop = \"keep\" keeps this host's part", l.Name, a.Name))
+			}
+		}
+	}
+	return all
 }
 
 // crossedLimits returns a warning for each limit whose buckets can exceed their rate because of

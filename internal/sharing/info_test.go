@@ -51,3 +51,50 @@ func TestInfo(t *testing.T) {
 		}
 	}
 }
+
+func TestPlainName(t *testing.T) {
+	for name, want := range map[string]string{
+		"gw-1.example_net": "gw-1.example_net", "gürtel-größe": "g-rtel-gr--e", strings.Repeat("ü", 70): strings.Repeat("-", 64), "": "",
+	} {
+		if got := plainName(name); got != want {
+			t.Errorf("%q becomes %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestParamsDifference(t *testing.T) {
+	one := load(t, "store = \"redis://10.0.0.9:6379\"\n[[limit]]\nname = \"l\"\nrate = \"8Mbit/s\"\nshared = true\n").Shared
+	for _, test := range []struct {
+		change func(*config.Shared)
+		want   string
+	}{
+		{func(s *config.Shared) { s.Lease *= 3 }, `the group has lease = "1s", and this host lease = "3s"`},
+		{func(s *config.Shared) { s.Hosts = 4; s.Failover = config.FailoverStrict }, `the group has hosts = 3, failover = "fast", and this host hosts = 4, failover = "strict"`},
+		{func(s *config.Shared) { s.Interval *= 3 }, `the group has an interval of up to 100ms, and this host interval = "300ms"`},
+	} {
+		other := one
+		test.change(&other)
+		if got := ParamsDifference(Params(&one), Params(&other)); got != test.want {
+			t.Errorf("%s, want %s", got, test.want)
+		}
+	}
+}
+
+func TestStoreErrorText(t *testing.T) {
+	for _, test := range []struct {
+		err, store string
+		answered   bool
+		want       string
+	}{
+		{"10.0.0.9:6379: context deadline exceeded", "redis://10.0.0.9:6379", false, "10.0.0.9:6379: no answer in time (is it a Redis, and without TLS?)"},
+		{"10.0.0.9:6379: context deadline exceeded", "redis://10.0.0.9:6379", true, "10.0.0.9:6379: no answer in time"},
+		{"context deadline exceeded", "rediss://10.0.0.9:6379", false, "no answer in time"},
+		{"context deadline exceeded", "shaperd://10.0.0.9:9466", false, "no answer in time"},
+		{"connection refused", "redis://10.0.0.9:6379", false, "connection refused"},
+		{"", "redis://10.0.0.9:6379", false, ""},
+	} {
+		if got := StoreErrorText(test.err, []string{test.store}, test.answered); got != test.want {
+			t.Errorf("%q, want %q", got, test.want)
+		}
+	}
+}

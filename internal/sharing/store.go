@@ -3,6 +3,7 @@
 package sharing
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,17 +29,43 @@ func Params(s *config.Shared) cluster.Params {
 // ParamsDifference says how the parameters of the group differ from those of this host.
 func ParamsDifference(group, here cluster.Params) string {
 	there, own := paramsText(group), paramsText(here)
-	return fmt.Sprintf("the group has %s, and this host %s", valuesWithout(there, own), valuesWithout(own, there))
+	if there == own { // a longer interval, of which the group knows what follows from it
+		there, own = intervalText(group), intervalText(here)
+	}
+	there, own = valuesWithout(there, own), valuesWithout(own, there)
+	return fmt.Sprintf("the group has %s, and this host %s", strings.ReplaceAll(there, "; ", ", "), strings.ReplaceAll(own, "; ", ", "))
 }
 
 // paramsText formats what all hosts of a group must agree on, as in the configuration.
 func paramsText(p cluster.Params) string {
-	failover := config.FailoverFast
-	if p.Strict {
-		failover = config.FailoverStrict
+	return fmt.Sprintf("hosts = %d; lease = %q; failover = %q", p.Hosts, config.FormatDuration(p.Lease.Duration()), Failover(p))
+}
+
+// intervalText formats the interval that p follows from.
+func intervalText(p cluster.Params) string {
+	interval := p.Step.Duration() / 5
+	if p.Step <= p.Lease/2 {
+		return fmt.Sprintf("an interval of up to %s", config.FormatDuration(interval))
 	}
-	return fmt.Sprintf("hosts = %d; lease = %q; steps of the clock, half a lease or five intervals, of %s; failover = %q", p.Hosts,
-		config.FormatDuration(p.Lease.Duration()), config.FormatDuration(p.Step.Duration()), failover)
+	return fmt.Sprintf("interval = %q", config.FormatDuration(interval))
+}
+
+// Failover returns what hosts with p assume of a ledger that has taken the place of another one.
+func Failover(p cluster.Params) config.Failover {
+	if p.Strict {
+		return config.FailoverStrict
+	}
+	return config.FailoverFast
+}
+
+// StoreErrorText says in words of the operator why a store did not answer. Without TLS, one that has never
+// answered may be no Redis, or one with TLS: these are silent.
+func StoreErrorText(err string, store []string, answered bool) string {
+	text := strings.ReplaceAll(err, context.DeadlineExceeded.Error(), "no answer in time")
+	if text != err && !answered && strings.HasPrefix(store[0], "redis") && !strings.HasPrefix(store[0], "rediss") {
+		text += " (is it a Redis, and without TLS?)"
+	}
+	return text
 }
 
 // HostName returns the name of this host in its group.
@@ -50,12 +77,18 @@ func HostName(s *config.Shared) string {
 	if err != nil || name == "" {
 		return "localhost"
 	}
-	return strings.Map(func(r rune) rune {
+	return plainName(name)
+}
+
+// plainName replaces what the name of a host in a group may not have.
+func plainName(name string) string {
+	name = strings.Map(func(r rune) rune {
 		if r == '.' || r == '_' || r == '-' || '0' <= r && r <= '9' || 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' {
 			return r
 		}
 		return '-'
-	}, name)[:min(len(name), 64)]
+	}, name)
+	return name[:min(len(name), 64)]
 }
 
 // OpenStore returns the store of the ledger. local, unless nil, is the server of this process.
