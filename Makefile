@@ -51,7 +51,7 @@ vm-kernels: deps
 
 .PHONY: unit
 unit: build asn valkey
-	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -timeout 10m $(packages)
+	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -p 3 -timeout 10m $(packages)
 
 # Tests of the built binary. They measure time and therefore run alone.
 .PHONY: outside
@@ -74,7 +74,7 @@ race: build asn valkey
 .PHONY: long
 long: build race
 	$(GO) test -count=1 -p 1 -timeout 15m -run '^TestLong' ./test/...
-	$(GO) test -count=1 -timeout 15m -run '^TestParity$$' ./bpf -policies 200
+	$(GO) test -count=1 -timeout 15m -run '^(TestParity|TestShares_Parity)$$' ./bpf -policies 200
 
 # Leaves out each rule of shared limits that has a mutant, and expects the checks to find that.
 .PHONY: mutants

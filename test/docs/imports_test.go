@@ -23,7 +23,7 @@ var allowed = map[string][]string{
 	"cluster/internal/world": {"cluster"},
 	"cluster/member":         {"cluster", "leaky", "shaper"},
 	"cluster/peer":           {"cluster", "internal/safefile"},
-	"cluster/redis":          {"cluster"},
+	"cluster/redis":          {"cluster", "internal/safefile"},
 	"conn":                   {"conn/internal/fairq", "conn/internal/sock", "leaky", "leaky/pacer", "shaper", "shaper/topk"},
 	"conn/internal/fairq":    {"leaky"},
 	"conn/internal/sock":     nil,

@@ -292,6 +292,7 @@ func (fl flood) measureDuring(t *testing.T, n *network, f family, span time.Dura
 // TestAttach_KeptAfterKill kills a daemon with on_stop = "keep", and starts another one: the
 // limit applies throughout.
 func TestAttach_KeptAfterKill(t *testing.T) {
+	t.Parallel()
 	fl := flood{rate: 2000, depth: 200}
 	retryOnStall(t, func() (stallReport, error) {
 		f := ipv4
@@ -329,6 +330,7 @@ func TestAttach_KeptAfterKill(t *testing.T) {
 // TestAttach_OpensAfterKill kills a daemon with on_stop = "open": everything passes 5 s after
 // its last heartbeat, and no sooner.
 func TestAttach_OpensAfterKill(t *testing.T) {
+	t.Parallel()
 	retryOnStall(t, func() (stallReport, error) { return measureKilledOpen(t, flood{rate: 2000, depth: 200}) })
 }
 
@@ -396,6 +398,7 @@ func measureKilledOpen(t *testing.T, fl flood) (stallReport, error) {
 
 // TestAttach_InterfaceAppears creates, deletes and recreates an interface.
 func TestAttach_InterfaceAppears(t *testing.T) {
+	t.Parallel()
 	f := ipv4
 	n := newNetwork(t)
 	n.forward(t)
@@ -470,6 +473,7 @@ func TestAttach_InterfaceAppears(t *testing.T) {
 
 // TestAttach_InterfaceRenamed moves the name of an attachment's interface to another interface.
 func TestAttach_InterfaceRenamed(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t)
 	d := n.shaper.shaperd(t, attachConfig(newPinPath(t), attach(lab.MiddleRight, "police"), flood{rate: 1, depth: 1}.lines()))
 	rename := func(from, to string) {

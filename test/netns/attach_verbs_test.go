@@ -23,6 +23,7 @@ var twoLimits = []string{
 
 // TestAttachExplain explains packets, for which no daemon is needed.
 func TestAttachExplain(t *testing.T) {
+	t.Parallel()
 	h := newNetwork(t).shaper
 	file := configFile(t, attachConfig("/sys/fs/bpf/none", attach(lab.MiddleRight, "police"), twoLimits...))
 	for _, test := range []struct {
@@ -65,6 +66,7 @@ Packets: bottleneck is "all".
 
 // TestAttachCheck checks limits whose backlog exceeds the queue of the attachment.
 func TestAttachCheck(t *testing.T) {
+	t.Parallel()
 	h := newNetwork(t).shaper
 	for _, test := range []struct {
 		name  string
@@ -153,6 +155,7 @@ func TestAttachShape(t *testing.T) {
 // TestAttach_FailedReloadKeepsPolicy makes a reload fail by an error that is only found at the
 // interfaces: the old policy stays effective.
 func TestAttach_FailedReloadKeepsPolicy(t *testing.T) {
+	t.Parallel()
 	fl := flood{rate: 2000, depth: 200}
 	retryOnStall(t, func() (stallReport, error) {
 		f := ipv4

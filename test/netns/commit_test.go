@@ -14,6 +14,7 @@ import (
 // reload that changes both planes. Neither may change: otherwise the proxy would enforce a policy
 // that the packet plane does not have, while status and log report the old one.
 func TestReload_FailedCommitChangesNothing(t *testing.T) {
+	t.Parallel()
 	n := newNetwork(t)
 	pins := newPinPath(t)
 	text := func(rate, more string) string {

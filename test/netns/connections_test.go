@@ -168,6 +168,7 @@ func measureConnectionCap(t *testing.T, f family) (stallReport, error) {
 
 // TestConnectionRefusal opens more connections than there are slots and places in the queue.
 func TestConnectionRefusal(t *testing.T) {
+	t.Parallel()
 	const queueTimeout = time.Second
 	f := ipv4
 	for _, test := range []struct {

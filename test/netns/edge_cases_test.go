@@ -20,6 +20,7 @@ import (
 // tests: TestHalfClose, TestReset, TestUDPReplies (datagram sizes, and replies of a host with
 // several addresses) and TestVMClockSteps.
 func TestEdgeCases(t *testing.T) {
+	t.Parallel()
 	for name, run := range map[string]func(*testing.T, *network, family){
 		"tcp/end after queued bytes":             endAfterQueuedBytes,
 		"tcp/client gone while it waits":         goneWhileWaiting,

@@ -137,6 +137,7 @@ func TestReset(t *testing.T) {
 // so do datagram flows; new connections are refused, because the sockets are not in the
 // descriptor store, and the daemon exits with the last connection.
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	f := ipv4
 	request := randomBytes(1 << 20)
 	n := newNetwork(t)
@@ -199,6 +200,7 @@ func TestDrain(t *testing.T) {
 
 // TestDrainTimeout stops a daemon with a connection that never ends.
 func TestDrainTimeout(t *testing.T) {
+	t.Parallel()
 	f := ipv4
 	n := newNetwork(t)
 	s := n.downstream.newSink(t, f.tcp())

@@ -53,8 +53,8 @@ func (g *group) evicted(r *redis) fault {
 	}}
 }
 
-// losses returns how often the gateway has noticed that the ledger has lost its state.
-func (gw *gateway) losses() int { return strings.Count(gw.daemon.Log.String(), "has lost its state") }
+// losses returns how often the gateway has noticed that the ledger has started over.
+func (gw *gateway) losses() int { return strings.Count(gw.daemon.Log.String(), "has started over") }
 
 // cutOff cuts gateways off from a Redis: their calls, the replies, or both.
 func (g *group) cutOff(name string, lasts time.Duration, calls, replies bool, r *redis, gateways ...*gateway) fault {

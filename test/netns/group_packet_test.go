@@ -73,6 +73,7 @@ func (g *group) flooded(gw *gateway, hot *atomic.Bool) {
 // TestGroup_Packets has gateways that limit packets. Each has all the demand, or one of them, while things happen to
 // the store; and while a daemon is dead, and its program goes on without.
 func TestGroup_Packets(t *testing.T) {
+	t.Parallel()
 	g := newGroup(t)
 	r := g.useRedis()
 	var hot [groupSize]atomic.Bool

@@ -6,11 +6,14 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 const (
@@ -131,6 +134,7 @@ func (l *ticketsLoad) run(what string, d time.Duration, least, leastEach float64
 
 // TestGroup_Tickets has gateways that share a rate of which the part of each is less than a connection in a lease.
 func TestGroup_Tickets(t *testing.T) {
+	t.Parallel()
 	g := newGroup(t)
 	r := g.useRedis()
 	l := g.startTickets()
@@ -143,4 +147,51 @@ func TestGroup_Tickets(t *testing.T) {
 	l.run("redis stopped", 4*time.Second, 0.6, 0.1, true, true, true)
 	must(t, r.Signal(unix.SIGCONT))
 	l.run("redis goes on", 3*time.Second, 0, 0, true, true, true)
+}
+
+// TestGroup_TicketLatency has a store that needs some time for a call. A connection that waits for nothing but its
+// ticket has it after one round trip, or two if another call is on its way.
+func TestGroup_TicketLatency(t *testing.T) {
+	t.Parallel()
+	const roundTrip, connections = 20 * time.Millisecond, 12
+	retryOnStall(t, func() (stallReport, error) {
+		stalls := startStallWatch(t)
+		g := newGroup(t)
+		r := g.useRedis()
+		slow := netip.AddrPortFrom(r.at.Addr(), redisPort+1)
+		d := r.host.delayCalls(t, slow, r.at)
+		d.delay.Store(int64(roundTrip))
+		g.setStore(fmt.Sprintf("redis://%v", slow))
+		g.startTickets()
+		g.start(g.all()...)
+		g.dialTickets(1) // the bucket becomes hot
+		time.Sleep(2 * time.Second)
+		took := g.dialTickets(connections)
+		report := stalls.stop()
+		t.Logf("a connection takes %v (median), %v at most, with %v for a call", lab.Percentile(took, 50).Round(100*time.Microsecond), took[connections-1].Round(100*time.Microsecond), roundTrip)
+		median, most := lab.Percentile(took, 50), 2*roundTrip-time.Millisecond+report.longest()
+		if median > most || median < roundTrip/2 { // some find a ticket that was bought for another, or wait for an instant
+			return report, fmt.Errorf("connections take %v: the median must be from %v to %v", took, roundTrip/2, most)
+		}
+		return report, nil
+	})
+}
+
+// dialTickets makes connections to a gateway, fewer than all may, and returns how long each took until the server
+// had it, sorted.
+func (g *group) dialTickets(n int) (took []time.Duration) {
+	g.t.Helper()
+	for range n {
+		time.Sleep(ticketsEvery + 137*time.Millisecond)
+		start := time.Now()
+		c, err := g.sources.Dial(g.t.Context(), groupSources[0], netip.AddrPortFrom(g.gateways[1].addr, ticketsPort), time.Second)
+		must(g.t, err)
+		_ = c.SetReadDeadline(start.Add(5 * time.Second))
+		_, err = io.Copy(io.Discard, c) // the server closes it
+		must(g.t, err)
+		took = append(took, time.Since(start))
+		_ = c.Close()
+	}
+	slices.Sort(took)
+	return took
 }

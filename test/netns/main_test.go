@@ -23,6 +23,9 @@ func TestMain(m *testing.M) {
 		return
 	}
 	flag.Parse()
+	// Tests that measure how precisely something is limited run alone. After them come those that wait for events most of
+	// the time, each in namespaces of its own.
+	flag.Set("test.parallel", "4")
 	if err := prepare(); err != nil {
 		fmt.Fprintf(os.Stderr, "test/netns: %v\n", err)
 		os.Exit(1)

@@ -12,6 +12,7 @@ import (
 // TestRestart kills or stops a daemon, and starts another one after a while with the
 // sockets in systemd's descriptor store. Connections made meanwhile must not be refused.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	for _, end := range []string{"killed", "stopped"} {
 		for _, f := range families {
 			t.Run(end+" "+f.name, func(t *testing.T) {
@@ -61,6 +62,7 @@ func TestRestart(t *testing.T) {
 
 // TestStoredSockets checks that the descriptor store follows added and removed ports.
 func TestStoredSockets(t *testing.T) {
+	t.Parallel()
 	f := ipv4
 	n := newNetwork(t)
 	text := config(f, limit("cap", onTCP, keySource, "max_connections = 50"))

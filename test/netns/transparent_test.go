@@ -267,6 +267,7 @@ func (h *host) rules(t testing.TB) string {
 
 // TestRulesCommands checks that the printed commands and --install have the same result.
 func TestRulesCommands(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "shaperd.toml")
 	text := transparentConfig(ipv4) + fmt.Sprintf("\n[[listen]]\nname = \"six\"\naddress = [\"udp://[%v]:8000-8010\"]\ndownstream = [\"[%v]\"]\ntransparent = true\n",
 		ipv6.alias, ipv6.downstream)
@@ -318,6 +319,7 @@ func TestRulesCommands(t *testing.T) {
 
 // TestReject checks that refused datagrams are rejected by ICMP.
 func TestReject(t *testing.T) {
+	t.Parallel()
 	for _, f := range families {
 		for name, limits := range map[string]string{
 			"queue": limit("slow", onUDP, keyAll, `packets = "1/min"`, `burst_packets = 1`, `max_delay = "0s"`, `refuse_with = "reject"`),

@@ -268,15 +268,15 @@ func (f *fake) listeners(t time.Time) []api.ListenerStatus {
 			ToDownstreamRate: l.Bytes.S10 * 0.3, FromDownstreamRate: l.Bytes.S10 * 0.7, ToDownstream: 4 << 40, FromDownstream: 8 << 40,
 			Accepted: 918273, Ended: map[string]uint64{"closed": 917000, "reset-by-client": 800, "refused": 412}, DialErrors: 3,
 			Downstreams: []api.DownstreamStatus{
-				{Listener: "db", Downstream: "10.0.0.5:5432", State: "up", InFlight: int(l.InFlight) / 2, MaxConnections: 60},
-				{Listener: "db", Downstream: "10.0.0.6:5432", State: "up", InFlight: int(l.InFlight) / 2, MaxConnections: 60},
+				{Listener: "db", Downstream: "10.0.0.5:5432", State: "up", InFlight: int(l.InFlight) / 2, MaxConnections: 60, Turns: 81_345_000, TurnsRate: 1220 + 90*wave(t, 17), Connect: api.Delay{Count: 4000, P50: 0.00021, P99: 0.002}, Answer: api.Delay{Count: 73000, P50: 0.0042, P99: 0.061}, RTT: api.Delay{Count: 900, P50: 0.00034, P99: 0.001}},
+				{Listener: "db", Downstream: "10.0.0.6:5432", State: "up", InFlight: int(l.InFlight) / 2, MaxConnections: 60, Turns: 40_100_000, TurnsRate: 310 + 40*wave(t, 11), Connect: api.Delay{Count: 900, P50: 0.00023, P99: 0.021}, Answer: api.Delay{Count: 18000, P50: 0.034, P99: 0.82}, DialsRefused: 212, DialsTimedOut: 3, Resets: 41},
 				{Listener: "db", Downstream: "10.0.0.7:5432", State: "drained"},
 			},
 		},
 		{
 			Name: "dns", Addresses: []string{"udp://0.0.0.0:53"}, Flows: 1804, ToDownstreamRate: 21000, FromDownstreamRate: 84000,
 			Ended:       map[string]uint64{},
-			Downstreams: []api.DownstreamStatus{{Listener: "dns", Downstream: "10.0.0.9:53", State: "up", InFlight: 1804}},
+			Downstreams: []api.DownstreamStatus{{Listener: "dns", Downstream: "10.0.0.9:53", State: "up", InFlight: 1804, Answer: api.Delay{Count: 54000, P50: 0.0012, P99: 0.009}, TurnsRate: 912, Turns: 3_280_112, ICMPErrors: 3}},
 		},
 	}
 }

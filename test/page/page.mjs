@@ -280,6 +280,7 @@ await check('hostile text', 'trouble', desktop, async (page, must) => {
 await check('shared', 'shared', desktop, async (page, must) => {
   must(await page.isVisible('#shared') && await page.isVisible('#shared-link'), 'the section of shared limits is hidden');
   must((await text(page, '#shared-vitals')).includes('Statejoinedfor 3 h'), `the state is "${await text(page, '#shared-vitals')}"`);
+  must((await text(page, '#shared-vitals')).includes('2 of 4live, 1 gone'), `the hosts are "${await text(page, '#shared-vitals')}"`);
   const limits = await column(page, '#shared-table', 3);
   must(/^[\d.]+ % of 80 Mbit\/s = [\d.]+ Mbit\/s$/.test(limits[0]), `database: ${limits[0]}`);
   must(limits[1] === '37 of 100 slots', `connections: ${limits[1]}`);

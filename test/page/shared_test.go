@@ -10,7 +10,7 @@ import (
 func (f *fake) shared(t time.Time) *api.Shared {
 	share := 0.4 + 0.2*wave(t, 12)
 	s := &api.Shared{
-		State: "joined", For: t.Sub(f.started).Seconds(), Group: "mainframe", Name: "gw1", Hosts: 4, Alone: "share", Counted: true, Live: 3,
+		State: "joined", For: t.Sub(f.started).Seconds(), Group: "mainframe", Name: "gw1", Hosts: 4, Alone: "share", Counted: true, Failover: "fast", Live: 3, Gone: 1,
 		LeaseAge: 0.04, LeaseLeft: 0.94, Epoch: 1764, Stores: []string{"rediss://10.0.9.1:6379"}, HotBuckets: 5,
 		Problems: []api.Problem{{Severity: "warning", Title: "Host away", Text: `gw3 has not called for 5m, and 1/4 of each shared limit is kept for it. If it is gone for good: "shaperd shared forget gw3"`}},
 		Limits: []api.SharedLimit{
