@@ -256,3 +256,40 @@ func TestHost_TellsAgainWhatWasLost(t *testing.T) {
 		}
 	}
 }
+
+// A host that had a longer lease before it was started again uses nothing until others do not count on that any more.
+func TestHost_StaysAwayForTheLeaseBefore(t *testing.T) {
+	long := testParams(2)
+	long.Lease = 10 * Second
+	h := NewHost(HostOptions{Params: testParams(2), Name: "a", Start: 1, Away: long.Away()}, Second)
+	for _, after := range []Time{0, 3 * Second, long.Away() - 1} {
+		if use := h.Use("db", Second+after); use != 0 {
+			t.Errorf("uses %d parts after %d us", use, after)
+		}
+	}
+	if use := h.Use("db", Second+long.Away()); use != Whole/2 {
+		t.Errorf("uses %d parts afterwards, want its floor", use)
+	}
+}
+
+// Two processes of a host whose clock was set back go on with different starts, or a late call of the first would speak
+// for the second.
+func TestHost_StartsOfTwoProcesses(t *testing.T) {
+	g := newGroup(1)
+	g.hosts[0].Start = 1000
+	g.run(Second)
+	starts := map[int64]bool{1000: true}
+	for _, salt := range []int64{7, 8} {
+		l := g.ledger.Clone()
+		h := NewHost(HostOptions{Params: testParams(1), Name: "a", Start: 10, Salt: salt}, g.now)
+		for h.Reply(g.now, l.Call(g.now, h.Request(g.now, nil))) {
+		}
+		if h.Start < 1000 || !h.Joined() {
+			t.Errorf("start %d, joined %v; want a later one than 1000 that has joined", h.Start, h.Joined())
+		}
+		starts[h.Start] = true
+	}
+	if len(starts) != 3 {
+		t.Errorf("starts %v: two of them are the same", starts)
+	}
+}

@@ -72,42 +72,53 @@ func TestLeaseEnd_LoopStops(t *testing.T) {
 }
 
 // Parts change at the end of the lease by themselves, and what has passed since is counted at the parts
-// of each phase, however late the loop wakes up.
+// of each phase, however late the loop wakes up. Between the two instants a quarter is all there is, or all that is
+// not withheld.
 func TestLeaseEnd_Phases(t *testing.T) {
 	ms := leaky.Second / 1000
 	for _, late := range []leaky.Time{0, 3 * ms, 50 * ms} {
 		for _, suspended := range []bool{false, true} {
-			r := newRig(t, shaper.Limit{Name: "l", Shared: true, Rate: 8e6, MaxDelay: time.Second}) // a unit a millisecond
-			var away leaky.Time
-			r.scheduler.sharing.boot = func() leaky.Time { return r.now + away }
-			path := r.path(flowFrom("10.0.0.1", 1))
-			lease := shaper.Lease{End: r.now + 20*ms, AloneAt: r.now + 40*ms, Cold: shaper.Whole / 4, Between: shaper.Whole / 4, Alone: shaper.Whole / 2}
-			key := r.keyOf(flowFrom("10.0.0.1", 1))
-			r.setShares(shaper.Shares{Lease: lease, Given: []shaper.KeyParts{{Key: key, Parts: shaper.Whole}}})
-			h := &hooked{packet{rig: r}, func() {}}
-			h.unit = unit{owner: h, path: path, bytes: 100_000, packets: 1}
-			start := r.now
-			r.scheduler.submit(&h.unit, r.now) // leaves, and the bucket owes 100 ms at the whole rate
-			next := r.offer(path, false, func() {})
-			// 20 ms at the whole, 20 ms at a quarter, and the rest at a half.
-			want := start + (20+20+2*(100-20-5))*ms
-			if suspended {
-				r.advance(start+10*ms, onTime)
-				away = 15 * ms // it is 5 ms after the end of the lease now
-				r.scheduler.sharing.follow(r.now)
-				// By the loop's clock 5 ms at the whole, as the machine may have stopped before that, and
-				// 20 at a quarter.
-				want = start + (5+20+2*(100-5-5))*ms
-			}
-			r.advance(start+60*ms, func() leaky.Time { return late })
-			if !next.queued {
-				t.Fatal("a unit left early")
-			}
-			at := r.paceOut(next)
-			if at < want || at > want+leaky.Second/1e6 {
-				t.Errorf("wake-ups %v late, suspended %v: the unit left after %v, want %v", late.Duration(), suspended, (at - start).Duration(), (want - start).Duration())
+			for _, withheld := range []uint32{0, shaper.Whole * 3 / 4} {
+				checkPhases(t, late, suspended, withheld)
 			}
 		}
+	}
+}
+
+func checkPhases(t *testing.T, late leaky.Time, suspended bool, withheld uint32) {
+	ms := leaky.Second / 1000
+	r := newRig(t, shaper.Limit{Name: "l", Shared: true, Rate: 8e6, MaxDelay: time.Second}) // a unit a millisecond
+	var away leaky.Time
+	r.scheduler.sharing.boot = func() leaky.Time { return r.now + away }
+	path := r.path(flowFrom("10.0.0.1", 1))
+	lease := shaper.Lease{End: r.now + 20*ms, AloneAt: r.now + 40*ms, Cold: shaper.Whole / 4, Between: shaper.Whole / 4, Alone: shaper.Whole / 2}
+	if withheld > 0 {
+		lease.Between, lease.Withheld = shaper.Whole, withheld
+	}
+	key := r.keyOf(flowFrom("10.0.0.1", 1))
+	r.setShares(shaper.Shares{Lease: lease, Given: []shaper.KeyParts{{Key: key, Parts: shaper.Whole}}})
+	h := &hooked{packet{rig: r}, func() {}}
+	h.unit = unit{owner: h, path: path, bytes: 100_000, packets: 1}
+	start := r.now
+	r.scheduler.submit(&h.unit, r.now) // leaves, and the bucket owes 100 ms at the whole rate
+	next := r.offer(path, false, func() {})
+	// 20 ms at the whole, 20 ms at a quarter, and the rest at a half.
+	want := start + (20+20+2*(100-20-5))*ms
+	if suspended {
+		r.advance(start+10*ms, onTime)
+		away = 15 * ms // it is 5 ms after the end of the lease now
+		r.scheduler.sharing.follow(r.now)
+		// By the loop's clock 5 ms at the whole, as the machine may have stopped before that, and
+		// 20 at a quarter.
+		want = start + (5+20+2*(100-5-5))*ms
+	}
+	r.advance(start+60*ms, func() leaky.Time { return late })
+	if !next.queued {
+		t.Fatal("a unit left early")
+	}
+	at := r.paceOut(next)
+	if at < want || at > want+leaky.Second/1e6 {
+		t.Errorf("wake-ups %v late, suspended %v, withheld %d: the unit left after %v, want %v", late.Duration(), suspended, withheld, (at - start).Duration(), (want - start).Duration())
 	}
 }
 
