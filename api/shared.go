@@ -24,6 +24,7 @@ type Shared struct {
 
 	Stores     []string `json:"stores"`                // URLs of the ledger
 	StoreError string   `json:"store_error,omitempty"` // of the last call
+	Server     string   `json:"server,omitempty"`      // host:port of the server of the ledger that answered last
 
 	Problems    []Problem          `json:"problems"`    // that an operator must know, the worst first
 	Differences []SharedDifference `json:"differences"` // between limits here and at other hosts

@@ -97,7 +97,9 @@ func (s *lenders) Snapshot(context.Context, ...string) (cluster.Snapshot, error)
 }
 
 func (s *lenders) Forget(context.Context, string) (bool, error) { return false, errors.ErrUnsupported }
-func (s *lenders) Close()                                       {}
+func (s *lenders) Server() string                               { return "memory" }
+
+func (s *lenders) Close() {}
 
 type onePool struct{ key shaper.Key }
 

@@ -103,7 +103,9 @@ func (s *ticketGroup) Snapshot(context.Context, ...string) (cluster.Snapshot, er
 	return cluster.Snapshot{}, nil
 }
 func (s *ticketGroup) Forget(context.Context, string) (bool, error) { return false, nil }
-func (s *ticketGroup) Close()                                       {}
+func (s *ticketGroup) Server() string                               { return "memory" }
+
+func (s *ticketGroup) Close() {}
 
 func (s *ticketGroup) setAway(away bool) {
 	s.mu.Lock()

@@ -20,6 +20,7 @@ type Store interface {
 	Call(context.Context, *cluster.Request) (*cluster.Reply, error)
 	Snapshot(ctx context.Context, keys ...string) (cluster.Snapshot, error) // see [cluster.Ledger.Snapshot]
 	Forget(ctx context.Context, host string) (bool, error)                  // see [cluster.Ledger.Forget]
+	Server() string                                                         // host:port of the one that was called last; "" if none has answered
 	Close()                                                                 // after the last call has returned
 }
 
@@ -91,6 +92,7 @@ type Member struct {
 	joined    bool
 	counters  Counters
 	lastError error
+	server    string // that answered last
 	lastEpoch int64
 }
 
@@ -100,6 +102,7 @@ type reply struct {
 	leave bool // to the call that tells that the host leaves
 	err   error
 	took  time.Duration
+	from  string // server
 }
 
 // Start starts a member, which runs until ctx ends. The planes are told before it returns that the
@@ -357,7 +360,8 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 				err = fmt.Errorf("the ledger's answer is not valid: %w", err)
 			}
 		}
-		m.outcomes <- func() { m.take(reply{r, q.Leave, err, took}) }
+		server := store.Server()
+		m.outcomes <- func() { m.take(reply{r, q.Leave, err, took, server}) }
 	}()
 }
 
@@ -397,6 +401,7 @@ func (m *Member) take(r reply) {
 	if r.err != nil {
 		return
 	}
+	m.server = r.from
 	m.again = m.host.Reply(m.Clock(), r.Reply)
 	m.logEpoch(r.Epoch)
 	if joined := m.host.Joined(); joined != m.joined {

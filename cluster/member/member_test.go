@@ -65,6 +65,8 @@ func (s *memoryStore) Forget(_ context.Context, host string) (bool, error) {
 	return s.ledger.Forget(s.clock(), host), nil
 }
 
+func (s *memoryStore) Server() string { return "memory" }
+
 func (s *memoryStore) Close() {}
 
 func (s *memoryStore) setAway(away bool) {

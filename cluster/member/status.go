@@ -51,6 +51,7 @@ type Status struct {
 	Lease     shaper.Lease // of the planes
 	At        leaky.Time   // by their clock: when the status was taken
 	LastError string       // of the last call; "" if it was answered
+	Server    string       // host:port of the store's server that answered last; "" if none has
 }
 
 // Status returns the current status. It reports false if m has ended.
@@ -58,6 +59,7 @@ func (m *Member) Status(ctx context.Context) (s Status, ok bool) {
 	ok = m.do(ctx, func() {
 		s.MemberStatus = m.host.Status(m.Clock())
 		s.Counters, s.Lease, s.At = m.counters, m.planeLease(m.lease), m.Now()
+		s.Server = m.server
 		if m.lastError != nil {
 			s.LastError = m.lastError.Error()
 		}

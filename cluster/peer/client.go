@@ -14,7 +14,8 @@ import (
 //
 // A Client is used by one goroutine at a time.
 type Client struct {
-	ledgers []ledger
+	addresses []string
+	ledgers   []ledger // at addresses
 
 	mu      sync.Mutex
 	choice  choice
@@ -55,7 +56,7 @@ const pingInterval = time.Second
 
 // NewClient returns a client. It connects with the first call.
 func NewClient(o ClientOptions) *Client {
-	c := &Client{choice: newChoice(len(o.Addresses), time.Now())}
+	c := &Client{addresses: o.Addresses, choice: newChoice(len(o.Addresses), time.Now())}
 	for _, address := range o.Addresses {
 		if o.Local != nil && address == o.LocalAddress {
 			c.ledgers = append(c.ledgers, local{o.Local, o.Group})
@@ -69,6 +70,13 @@ func NewClient(o ClientOptions) *Client {
 		c.watching.Go(func() { c.watch(ctx) })
 	}
 	return c
+}
+
+// Server returns the address of the server that is called.
+func (c *Client) Server() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.addresses[c.choice.current]
 }
 
 // Close ends the connections. It must be called after the last call has returned.

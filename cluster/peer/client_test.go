@@ -204,7 +204,7 @@ func TestClient_GoesOnAndReturns(t *testing.T) {
 		return func() bool {
 			_, _ = call(client, host)
 			shot, err := client.Snapshot(t.Context())
-			return err == nil && len(shot.Hosts) == 1 && client.current().(*remote).address == s.address
+			return err == nil && len(shot.Hosts) == 1 && client.Server() == s.address
 		}
 	}
 	testutil.WaitFor(t, "the first server is called", hasCalled(first))

@@ -184,8 +184,8 @@ func TestSentinel_Failover(t *testing.T) {
 				})
 			}
 			after := c.answered()
-			if after.Epoch <= before.Epoch || c.store.conn.address != replica.address {
-				t.Errorf("after %v: epoch %d after %d, at %s", sig, after.Epoch, before.Epoch, c.store.conn.address)
+			if after.Epoch <= before.Epoch || c.store.Server() != replica.address {
+				t.Errorf("after %v: epoch %d after %d, at %s", sig, after.Epoch, before.Epoch, c.store.Server())
 			}
 		}
 	})

@@ -37,6 +37,17 @@ func New(o Options) *Store {
 	return s
 }
 
+// Server returns the address of the server that the connection is to, host:port; "" if there is none. It waits
+// for the request that is on its way.
+func (s *Store) Server() string {
+	<-s.free
+	defer func() { s.free <- struct{}{} }()
+	if s.conn == nil {
+		return ""
+	}
+	return s.conn.address
+}
+
 // Close waits for the request that is on its way, and closes the connection. A request after it
 // connects again.
 func (s *Store) Close() {

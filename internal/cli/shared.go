@@ -196,11 +196,15 @@ func printMember(p *term.Printer, s api.Shared) {
 		lease = fmt.Sprintf("%s old, ends in %s", term.Seconds(s.LeaseAge), term.Seconds(s.LeaseLeft))
 	}
 	p.Line("lease: %s; alone = %q; %s", lease, s.Alone, term.Plural(int64(s.HotBuckets), "hot bucket"))
-	epoch := ""
+	server, epoch := "", ""
 	if s.Epoch != 0 {
 		epoch = fmt.Sprintf(", epoch %d", s.Epoch)
 	}
-	p.Line("ledger: %s%s", api.Printable(strings.Join(s.Stores, ", ")), epoch)
+	stores := strings.Join(s.Stores, ", ")
+	if s.Server != "" && (len(s.Stores) > 1 || !strings.Contains(stores, s.Server)) {
+		server = fmt.Sprintf("; %s answered last", s.Server)
+	}
+	p.Line("ledger: %s%s%s", api.Printable(stores), api.Printable(server), epoch)
 	if s.StoreError != "" && s.State == "joined" {
 		p.Line("last call: %s", p.Red(api.Printable(s.StoreError)))
 	}

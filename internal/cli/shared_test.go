@@ -83,6 +83,11 @@ func TestSharedStatus(t *testing.T) {
 			s.Failover, s.Live, s.For, s.Epoch = "strict", 2, 0, 0
 			return s
 		}(), 0, []string{"gw1: joined just now, group mainframe; 2 of 4 hosts live, 1 gone\n", "\ngw4              gone, 1/4 kept ", "\nledger: rediss://10.0.9.1:6379\n"}, ""},
+		{"by Sentinels", func() api.Shared {
+			s := sharedByThree()
+			s.Stores, s.Server = []string{"redis+sentinel://10.0.9.1:26379/main"}, "10.0.9.3:6379"
+			return s
+		}(), 0, []string{"\nledger: redis+sentinel://10.0.9.1:26379/main; 10.0.9.3:6379 answered last, epoch 1764\n"}, ""},
 		{"disagreeing", func() api.Shared {
 			s := sharedByThree()
 			s.Problems = []api.Problem{{Severity: "critical", Title: "Hosts disagree", Text: "about x"}}

@@ -62,6 +62,8 @@ func (s *ledgerInMemory) Forget(_ context.Context, host string) (bool, error) {
 	return s.ledger.Forget(s.now(), host), s.err
 }
 
+func (s *ledgerInMemory) Server() string { return "memory" }
+
 func (s *ledgerInMemory) Close() {}
 
 func (s *ledgerInMemory) fail(err error) {

@@ -52,6 +52,7 @@ func describeMember(s *api.Shared, c *config.Shared, m *member.Status) {
 	s.For, s.Counted, s.Live, s.Gone, s.Differing = m.For.Duration().Seconds(), m.Counted, m.Live, len(m.Gone), m.Differ
 	s.LeaseAge, s.LeaseLeft, s.Epoch, s.HotBuckets = m.Age.Duration().Seconds(), m.Left.Duration().Seconds(), m.Epoch, m.Hot
 	s.StoreError = sharing.StoreErrorText(m.LastError, c.Store, m.Counters.Answered+m.Counters.Refused > 0)
+	s.Server = m.Server
 	// Two hosts with one name are in the group in turns, for some leases each.
 	if m.Rival != 0 && m.Rival.Duration() < 10*c.Lease+absentAfter {
 		s.Problems = append(s.Problems, api.Problem{Severity: critical, Title: "Name used twice", Text: fmt.Sprintf(

@@ -127,7 +127,7 @@ export function sharedLimits() {
       { name: 'Hosts', value: joined ? `${liveOf(shared)} of ${shared.hosts}` : `${shared.hosts}`, note: joined ? shared.gone > 0 ? `live, ${shared.gone} gone` : 'live' : 'may exist' },
       ...withLedger ? [
         { name: 'Lease', value: shared.lease_left_seconds > 0 ? seconds(shared.lease_left_seconds) : 'ended', note: shared.lease_left_seconds > 0 ? 'left' : `alone = "${shared.alone}"`, title: `Renewed ${seconds(shared.lease_age_seconds)} ago` },
-        { name: 'Ledger', value: shared.store_error ? 'fails' : 'answers', note: shared.stores.join(', '), tone: shared.store_error ? 'bad' : '', title: shared.store_error ?? (shared.epoch ? `Epoch ${shared.epoch}` : '') },
+        { name: 'Ledger', value: shared.store_error ? 'fails' : 'answers', note: shared.stores.join(', '), tone: shared.store_error ? 'bad' : '', title: shared.store_error ?? (shared.epoch ? `Epoch ${shared.epoch}${shared.server ? `, ${shared.server} answered last` : ''}` : '') },
         { name: 'Hot buckets', value: count(shared.hot_buckets) },
       ] : [],
     ]);
