@@ -50,7 +50,8 @@ type waiter struct {
 	flow    shaper.Flow
 	route   shaper.Route // under slots.policy
 	listen  string
-	arrived leaky.Time // when acquire was called
+	since   leaky.Time // when acquire was first called
+	arrived leaky.Time // when acquire was last called
 	paid    bool       // admitted before: not charged again to rates of new connections
 
 	unverified bool // the source may be forged; all unverified waiters count as one source
@@ -86,6 +87,9 @@ func newAdmission(sg *sharing) *admission {
 // possibly before acquire returns. After a reload w waits at the gates of the new policy.
 func (a *admission) acquire(w *waiter, now leaky.Time) {
 	w.admission, w.arrived = a, now
+	if w.since == 0 {
+		w.since = now
+	}
 	a.admitOrQueue(w, now)
 	a.run(now)
 }

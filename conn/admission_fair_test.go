@@ -157,7 +157,7 @@ func (r *admissionRig) newMultiListener(config shaper.Listener, hosts ...string)
 // Sources take turns at a full downstream, and hold no slot while they wait.
 func TestSourcesTakeTurnsForADownstream(t *testing.T) {
 	r := newAdmissionRig(t, shaper.Limit{Name: "all", MaxConnections: 30, QueueTimeout: time.Minute, MaxQueue: 100})
-	r.listener = r.newMultiListener(shaper.Listener{Downstream: []shaper.Downstream{{MaxConnections: 1}}, ConnectTimeout: time.Hour}, "10.1.0.1")
+	r.listener = r.newMultiListener(shaper.Listener{Downstream: []shaper.Downstream{{MaxConnections: 1}}, MaxQueue: 1000, ConnectTimeout: time.Hour}, "10.1.0.1")
 	served := map[string]int{}
 	var last *visitor
 	visit := func(source string) {
@@ -192,15 +192,16 @@ func TestSourcesTakeTurnsForADownstream(t *testing.T) {
 func TestIPv4AndIPv6WaitSeparately(t *testing.T) {
 	r := newAdmissionRig(t)
 	r.listener = r.newMultiListener(shaper.Listener{
-		Transparent: true, Downstream: []shaper.Downstream{{MaxConnections: 1}, {MaxConnections: 1}}, ConnectTimeout: time.Hour,
+		Transparent: true, Downstream: []shaper.Downstream{{MaxConnections: 1}, {MaxConnections: 1}}, ConnectTimeout: time.Hour, MaxQueue: 1000,
 	}, "10.1.0.1", "2001:db8::1")
 	r.must("10.0.0.1")
 	six := r.must("2001:db8:1::1")
-	for range 2 * maxPoolWaiters {
+	const most = 1000
+	for range 2 * most {
 		r.visit("10.0.0.2", nil)
 	}
-	if n := r.listener.poolQuota.waiting; n != maxPoolWaiters {
-		t.Errorf("%d wait, want %d", n, maxPoolWaiters)
+	if n := r.listener.poolQuota.waiting; n != most {
+		t.Errorf("%d wait, want %d", n, most)
 	}
 	waits := r.visit("2001:db8:2::1", nil)
 	if waits.refusedFor != shaper.None {

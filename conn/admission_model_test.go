@@ -210,7 +210,7 @@ func TestAdmission_AgainstModel(t *testing.T) {
 				if tt.full {
 					most := rapid.IntRange(1, 5).Draw(rt, "downstream")
 					m.rules = append(m.rules, gateRule{limit: shaper.Limit{MaxConnections: most}})
-					m.rig.listener = m.rig.newMultiListener(shaper.Listener{Downstream: []shaper.Downstream{{MaxConnections: most}}, ConnectTimeout: modelWait}, "10.1.0.1")
+					m.rig.listener = m.rig.newMultiListener(shaper.Listener{Downstream: []shaper.Downstream{{MaxConnections: most}}, MaxQueue: 1000, ConnectTimeout: modelWait}, "10.1.0.1")
 				}
 				for range rapid.IntRange(20, 200).Draw(rt, "steps") {
 					switch action := rapid.IntRange(0, 9).Draw(rt, "action"); {

@@ -142,12 +142,19 @@ func (c *change) swap(now leaky.Time) {
 	for ln, config := range c.configs {
 		ln.config.Store(config)
 		ln.setDownstreams(config, now)
+		for _, gt := range ln.pools {
+			gt.limit = poolLimit(config)
+		}
+		if p.listeners[config.Name] != ln && config.HeldFor > 0 {
+			ln.holdFor(config.HeldFor, now)
+		}
 	}
 	moved := false // a connection changes its listener
 	for name, ln := range p.listeners {
 		if c.listeners[name] != ln {
 			ln.removed, moved = true, true
 			ln.stopProbes()
+			p.loop.pacer.Cancel(&ln.hold.timer)
 		}
 	}
 	for key, l := range c.ports {

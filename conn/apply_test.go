@@ -54,7 +54,7 @@ func (a *applyRig) apply(listens []listenerSpec, limits ...shaper.Limit) {
 	for _, l := range listens {
 		listen := shaper.Listener{
 			Name: l.name, Downstream: []shaper.Downstream{a.downstream}, Transparent: l.transparent,
-			ConnectTimeout: time.Second, UDPIdleTimeout: time.Minute, MaxFlows: 100,
+			MaxQueue: 1000, ConnectTimeout: time.Second, UDPIdleTimeout: time.Minute, MaxFlows: 100,
 		}
 		for _, addr := range l.ports {
 			listen.Addresses = append(listen.Addresses, addressOf(a.protocol, addr))
@@ -330,7 +330,7 @@ func TestApply_MovedConnectionReleasesDownstream(t *testing.T) {
 	other := netip.MustParseAddrPort(testutil.ServeTCP(t, testutil.Echo))
 	l.Addresses = []shaper.Address{first}
 	apply(l, shaper.Listener{
-		Name: "other", Addresses: []shaper.Address{moves}, ConnectTimeout: l.ConnectTimeout,
+		Name: "other", Addresses: []shaper.Address{moves}, MaxQueue: 1000, ConnectTimeout: l.ConnectTimeout,
 		Downstream: []shaper.Downstream{{Host: other.Addr().String(), Port: other.Port()}},
 	})
 	waits := dial(t, first.Endpoints()[0].Addr.String())

@@ -63,7 +63,7 @@ func TestApplyAtRandom(t *testing.T) {
 				Name: "t" + name, Addresses: []shaper.Address{addressOf(shaper.TCP, tcpPorts[i])},
 				Downstream: []shaper.Downstream{{Host: h1, Port: p1, MaxConnections: r.IntN(3) * 4}, {Host: h2, Port: p2, Weight: 2}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
 				EjectAfter: 2, EjectFor: 50 * time.Millisecond, Balance: shaper.Balance(r.IntN(3)),
-				ConnectTimeout: 300 * time.Millisecond, TCPIdleTimeout: time.Duration(r.IntN(2)) * 100 * time.Millisecond, MaxLifetime: time.Duration(r.IntN(2)) * 500 * time.Millisecond,
+				MaxQueue: 1000, ConnectTimeout: 300 * time.Millisecond, TCPIdleTimeout: time.Duration(r.IntN(2)) * 100 * time.Millisecond, MaxLifetime: time.Duration(r.IntN(2)) * 500 * time.Millisecond,
 				AccessLog: true,
 			}
 			if r.IntN(3) == 0 {
@@ -74,7 +74,7 @@ func TestApplyAtRandom(t *testing.T) {
 			lu := shaper.Listener{
 				Name: "u" + name, Addresses: []shaper.Address{addressOf(shaper.UDP, udpPorts[i])},
 				Downstream: []shaper.Downstream{{Host: h3, Port: p3, MaxConnections: r.IntN(2) * 5}, {Host: h4, Port: p4}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
-				EjectAfter: 2, EjectFor: 50 * time.Millisecond, UDPIdleTimeout: time.Duration(50+r.IntN(2)*500) * time.Millisecond, MaxFlows: 10 + r.IntN(20), MaxFlowsPerSource: r.IntN(2) * 5, Amplification: r.IntN(2) * 3, Transparent: r.IntN(3) == 0, ConnectTimeout: time.Second, AccessLog: true,
+				EjectAfter: 2, EjectFor: 50 * time.Millisecond, UDPIdleTimeout: time.Duration(50+r.IntN(2)*500) * time.Millisecond, MaxFlows: 10 + r.IntN(20), MaxFlowsPerSource: r.IntN(2) * 5, Amplification: r.IntN(2) * 3, Transparent: r.IntN(3) == 0, MaxQueue: 1000, ConnectTimeout: time.Second, AccessLog: true,
 			}
 			listens = append(listens, lt, lu)
 		}

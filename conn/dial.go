@@ -20,6 +20,7 @@ func (s *session) assignDownstream(now leaky.Time) {
 	if s.downstream, _ = s.pick(s.target(), s.failedDownstreams, now); s.downstream != nil {
 		s.downstream.inFlight++
 	}
+	s.letIn(s, now)
 }
 
 func (s *session) target() target { return target{s.flow.Source, s.flow.Port, s.samePort} }
@@ -44,7 +45,10 @@ func (s *session) dial(now leaky.Time) {
 		if s.downstream == nil {
 			d, full := s.pick(s.target(), s.failedDownstreams, now)
 			switch {
-			case full:
+			case full, d == nil && s.unreachable(s, now):
+				if !full {
+					s.failedDownstreams = nil
+				}
 				s.stage, s.paid = stageWaiting, true
 				s.release(now)
 				s.admission.acquire(&s.waiter, now)
@@ -109,6 +113,8 @@ func (s *session) dialReady(events uint32, now leaky.Time) {
 		s.proxy.loop.pacer.Cancel(&s.timer)
 		s.downstream.recordSuccess(s.target().portOn(s.downstream), now)
 		s.turns.connected(s.downstream.state, now.Sub(s.dialedAt), now)
+		s.endTrial(now)
+		s.reached(false, now)
 		header, err := s.proxyHeader()
 		if err != nil {
 			s.abort(shaper.NotConnected, now)
@@ -132,7 +138,7 @@ func (s *session) dialFailed(err error, now leaky.Time) {
 	d := s.downstream
 	s.proxy.trafficLog.warn("dialing downstream failed", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
 	s.releaseDownstream(now)
-	if !isLocalError(err) {
+	if s.failedHere = s.failedHere || isLocalError(err); !isLocalError(err) {
 		countFailedDial(d.state, err)
 		d.recordFailure(s.target().portOn(d), err, now)
 	}

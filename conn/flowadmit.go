@@ -122,6 +122,9 @@ func (ln *listener) fullReason(source *udpSource, makeRoom func(*flowLRU) bool) 
 
 // hasDownstream reports whether a downstream has room for a flow, or can evict one of its flows.
 func (ln *listener) hasDownstream(to target, makeRoom func(*flowLRU) bool, now leaky.Time) bool {
+	if ln.held(now) {
+		return false
+	}
 	list, _ := ln.eligible(to, nil, now)
 	if ln.hasWaiters() { // waiters go first, but may wait for other downstreams
 		return len(list) > 0 && !ln.hasServableWaiter(now)
@@ -169,6 +172,7 @@ func (f *udpFlow) dial(d *downstream, now leaky.Time) error {
 	f.fd, f.downstream, f.transparent = fd, d, transparent
 	if !counted {
 		d.inFlight++
+		f.listener.letIn(nil, now)
 	}
 	return nil
 }

@@ -32,6 +32,7 @@ type listener struct {
 	pools       map[poolKey]*gate  // those in use
 	poolState   *shaper.LimitState // of the pools, not reported
 	poolQuota   waitQuota          // of the pools
+	hold        hold
 }
 
 type listenerConfig struct {

@@ -80,6 +80,7 @@ func (w *pendingFlow) assignDownstream(now leaky.Time) {
 	if w.downstream, _ = w.udp.listener.pick(w.udp.target(), nil, now); w.downstream != nil {
 		w.downstream.inFlight++
 	}
+	w.udp.listener.letIn(nil, now)
 }
 
 // admitted opens the flow, if the flow table still has room, and sends what was buffered.

@@ -12,7 +12,7 @@ import (
 )
 
 // pool is the downstreams of a listener that some of its connections may go to. Its gate is shut while
-// all of them are full. So a connection that waits for a downstream holds no slot of a limit, and
+// all of them are full, or the listener is held. So a connection that waits for a downstream holds no slot of a limit, and
 // takes turns like one that waits for a slot.
 type pool struct {
 	listener *listener
@@ -28,18 +28,18 @@ type poolKey struct {
 	failed string // identity of the list of failed downstreams
 }
 
-const (
-	// maxPoolWaiters is how many connections of a listener may wait for a downstream.
-	maxPoolWaiters = 1000
+// poolName is the limit that the API names for their wait.
+const poolName = "downstream"
 
-	// poolName is the limit that the API names for their wait.
-	poolName = "downstream"
-)
+// poolLimit is what holds for those who wait for a downstream.
+func poolLimit(c *listenerConfig) *shaper.Limit {
+	return &shaper.Limit{Name: poolName, QueueTimeout: c.ConnectTimeout, MaxQueue: c.MaxQueue}
+}
 
 // pool returns the gate of the downstreams for to, except those that failed. It returns nil if they
 // take any number of connections.
 func (ln *listener) pool(to target, failed []*downstream) *gate {
-	if !slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return d.MaxConnections > 0 || d.drained }) {
+	if !ln.mayHold() && !slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return d.MaxConnections > 0 || d.drained }) {
 		return nil
 	}
 	config, gates := ln.config.Load(), ln.proxy.admission
@@ -56,8 +56,7 @@ func (ln *listener) pool(to target, failed []*downstream) *gate {
 		gt = &gate{
 			pacing: pacing{shape: &leaky.Shape{}},
 			id:     gates.lastGateID, state: ln.poolState, quota: &ln.poolQuota, slots: noCap,
-			limit: &shaper.Limit{Name: poolName, QueueTimeout: config.ConnectTimeout, MaxQueue: maxPoolWaiters},
-			pool:  &pool{ln, key, to, slices.Clone(failed)},
+			limit: poolLimit(config), pool: &pool{ln, key, to, slices.Clone(failed)},
 		}
 		ln.pools[key] = gt
 	}
@@ -66,6 +65,9 @@ func (ln *listener) pool(to target, failed []*downstream) *gate {
 
 // full reports whether a connection has to wait for a downstream of p.
 func (p *pool) full(now leaky.Time) bool {
+	if p.listener.held(now) {
+		return true
+	}
 	_, full := p.listener.eligible(p.target, p.failed, now)
 	return full
 }

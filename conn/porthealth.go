@@ -100,6 +100,7 @@ func (d *downstream) recordSuccess(port uint16, now leaky.Time) {
 	}
 	if h.ejectedUntil > 0 || h.failures >= d.failureThreshold() {
 		d.logState(slog.LevelInfo, "downstream recovered", port)
+		d.recover(now)
 	}
 	if h.ejectedUntil > 0 {
 		h.recoveredAt = now

@@ -62,7 +62,7 @@ func TestPortRange_ClosedPortEjectsNoOther(t *testing.T) {
 	t.Cleanup(p.Close)
 	listen := shaper.Listener{
 		Name: "l", Downstream: []shaper.Downstream{{Host: hosts[0]}, {Host: hosts[1]}}, EjectAfter: 3, EjectFor: time.Second,
-		ConnectTimeout: time.Second, UDPIdleTimeout: time.Minute, MaxFlows: 1000,
+		MaxQueue: 1000, ConnectTimeout: time.Second, UDPIdleTimeout: time.Minute, MaxFlows: 1000,
 	}
 	at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("127.7.0.1"), port) }
 	for _, port := range []uint16{served, closed} {

@@ -106,12 +106,17 @@ func (p *probe) finish(err error, now leaky.Time) {
 	default:
 		d.failures = 0
 		d.successes++
-		if d.down && d.successes >= check.Rise {
+		if d.successes < check.Rise {
+			break
+		}
+		if d.down {
+			d.recover(now)
 			d.down, d.recoveredAt = false, now
 			clear(d.ports)
 			log.Info("downstream is up", "listener", d.listener.name, "downstream", d.Name())
 			d.listener.wakeLater()
 		}
+		d.listener.reached(true, now)
 	}
 	p.scheduleNext(now)
 }

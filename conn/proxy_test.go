@@ -38,10 +38,10 @@ func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...
 	t.Cleanup(p.Close)
 	to := netip.MustParseAddrPort(downstream)
 	r := &proxyRig{t: t, proxy: p, shaper: s, listen: shaper.Listener{
-		Name:           "l",
-		Addresses:      []shaper.Address{addressOf(protocol, netip.MustParseAddrPort(testutil.FreeAddr(t, protocol.String())))},
-		Downstream:     []shaper.Downstream{{Host: to.Addr().String(), Port: to.Port()}},
-		ConnectTimeout: time.Second, UDPIdleTimeout: time.Second, MaxFlows: 100,
+		Name:       "l",
+		Addresses:  []shaper.Address{addressOf(protocol, netip.MustParseAddrPort(testutil.FreeAddr(t, protocol.String())))},
+		Downstream: []shaper.Downstream{{Host: to.Addr().String(), Port: to.Port()}},
+		MaxQueue:   1000, ConnectTimeout: time.Second, UDPIdleTimeout: time.Second, MaxFlows: 100,
 	}}
 	r.apply(limits...)
 	return r

@@ -103,7 +103,7 @@ func (c *crossroads) longestWait(t testing.TB, d time.Duration) (wait, reserved 
 		}
 	}
 	r := newAdmissionRig(t, c.limits...)
-	ln := r.newMultiListener(shaper.Listener{Downstream: []shaper.Downstream{{MaxConnections: c.downstreams}}, ConnectTimeout: time.Hour}, "10.9.0.1")
+	ln := r.newMultiListener(shaper.Listener{Downstream: []shaper.Downstream{{MaxConnections: c.downstreams}}, MaxQueue: 1000, ConnectTimeout: time.Hour}, "10.9.0.1")
 	rnd := rand.New(rand.NewPCG(c.seed, 0))
 	waiting := map[*visitor]bool{}
 	for i, port := range c.ports {

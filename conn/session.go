@@ -29,6 +29,8 @@ type session struct {
 	downstream        *downstream   // where it holds a slot, or nil
 	dialedAt          leaky.Time    // when the last dial began
 	failedDownstreams []*downstream // could not be reached
+	failedHere        bool          // a dial failed because of this host
+	trialAt           *listener     // of whose hold s is the trial, or nil
 
 	client, server endpoint
 	up, down       direction // to the downstream, and from it
@@ -180,6 +182,7 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 		s.stopRelaying(now)
 	}
 	s.stage = stageEnded
+	s.endTrial(now)
 	s.releaseDownstream(now)
 	for _, e := range []*endpoint{&s.client, &s.server} {
 		if e.fd >= 0 {

@@ -29,8 +29,8 @@ func TestLongUptime(t *testing.T) {
 			to := netip.MustParseAddrPort(testutil.ServeTCP(t, testutil.Echo))
 			listen := shaper.Listener{
 				Name: "l", Addresses: []shaper.Address{addressOf(shaper.TCP, netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp")))},
-				Downstream:     []shaper.Downstream{{Host: to.Addr().String(), Port: to.Port()}},
-				ConnectTimeout: time.Second, TCPIdleTimeout: 200 * time.Millisecond, MaxLifetime: time.Hour,
+				Downstream: []shaper.Downstream{{Host: to.Addr().String(), Port: to.Port()}},
+				MaxQueue:   1000, ConnectTimeout: time.Second, TCPIdleTimeout: 200 * time.Millisecond, MaxLifetime: time.Hour,
 			}
 			limit := shaper.Limit{
 				Name: "l", Rate: 8e6, MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 1,

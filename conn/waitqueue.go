@@ -173,18 +173,25 @@ func (a *admission) expire(q *waitQueue, now leaky.Time) {
 	for q.len > 0 && q.deadline() <= now {
 		a.refuse(q.waiters.First(), q.current().gate, shaper.WaitTimeout, now)
 	}
+	if q.len > 0 && !q.timeout.Scheduled() { // a hold has begun meanwhile
+		a.armTimeout(q)
+	}
 	a.run(now)
 }
 
 // deadline is when the first waiter of q is refused. At limits its time is counted from arrival, at whatever
-// gates it waited; at a pool only the wait there counts.
+// gates it waited; at a pool only the wait there counts, but from when it was accepted on if that is held.
 func (q *waitQueue) deadline() leaky.Time {
 	first := q.waiters.First()
-	from := first.arrived
-	if gt := q.gates[q.pos]; gt.pool != nil {
+	from, gt := first.arrived, q.gates[q.pos]
+	switch {
+	case gt.pool == nil:
+	case gt.pool.listener.holds():
+		return first.since + leaky.FromDuration(gt.pool.listener.config.Load().HoldTimeout)
+	default:
 		from = q.posSince - q.waits[q.pos].waited + first.waitedBefore[q.pos]
 	}
-	return from + leaky.FromDuration(q.current().gate.limit.QueueTimeout)
+	return from + leaky.FromDuration(gt.limit.QueueTimeout)
 }
 
 func (a *admission) armTimeout(q *waitQueue) { a.wheel.Schedule(&q.timeout, q.deadline()) }

@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -15,13 +16,28 @@ type Listener struct {
 	Addresses  []Address
 	Downstream []Downstream // in order; the next one if a dial fails
 	Balance    Balance
-	SlowStart  time.Duration // until a recovered downstream has its full share, 0 to 1h
+	SlowStart  time.Duration // until a recovered downstream has its full share, and at least the length of a ramp, 0 to 1h
 	Check      HealthCheck
 
 	// EjectAfter is the number of consecutive failed dials, 1 to 1000, after which a downstream gets no
 	// connections for EjectFor, 10ms to 24h, unless there is no other; 0 is never.
 	EjectAfter int
 	EjectFor   time.Duration
+
+	// OnDown is what happens to new TCP connections while no downstream can be reached.
+	OnDown OnDown
+
+	// While a listener is held, or while its connections are let in at a ramp, each waits for at most HoldTimeout,
+	// 1s to 24h, since it was accepted. Ramp is the rate of new connections after a hold, at first.
+	HoldTimeout time.Duration
+	Ramp        Frequency
+
+	// MaxQueue is how many connections may wait for a downstream, 1 to 1048576.
+	MaxQueue int
+
+	// HeldFor is for how long a listener is held when it is first configured: held by an operator before. 0 is not,
+	// and Forever until an operator resumes it.
+	HeldFor time.Duration
 
 	// AcceptProxyFrom is the sources that begin each TCP connection with a PROXY protocol header.
 	// Limits then apply to the source in the header.
@@ -59,6 +75,9 @@ type Listener struct {
 	// multiple of the bytes that it sent, over the life of the flow: 1 to 1000; 0 is no bound.
 	Amplification int
 }
+
+// Forever is a time that does not end.
+const Forever time.Duration = math.MaxInt64
 
 // Accepts reports whether l has an address of a protocol.
 func (l *Listener) Accepts(p Protocol) bool {
@@ -152,6 +171,17 @@ const (
 func (b Balance) String() string {
 	return enumName(b, "round-robin", "least-connections", "source-hash")
 }
+
+// OnDown is what happens to new TCP connections while no downstream can be reached.
+type OnDown uint8
+
+// The choices.
+const (
+	DownRefuse OnDown = iota // they are reset
+	DownHold                 // they wait, up to HoldTimeout
+)
+
+func (d OnDown) String() string { return enumName(d, "refuse", "hold") }
 
 // ProxyVersion is a version of the PROXY protocol.
 type ProxyVersion uint8

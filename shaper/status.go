@@ -17,6 +17,17 @@ type DownstreamStatus struct {
 	State              *DownstreamState
 }
 
+// ListenerStatus says which connections of a listener wait for a downstream, and why.
+type ListenerStatus struct {
+	Listen     string
+	Held, Down bool          // held by an operator, or as no downstream can be reached
+	HeldFor    time.Duration // so far
+	HeldUntil  time.Duration // from now, by an operator; Forever if it does not end by itself
+	Waiting    int           // connections
+	Rate       float64       // new connections a second of the ramp; 0 if there is none
+	LastServed time.Duration // from now, when the last of them will have passed the ramp; -1 if that is not known
+}
+
 // ConnectionStatus is the status of a TCP connection or UDP flow.
 type ConnectionStatus struct {
 	ID                uint64

@@ -83,6 +83,9 @@ func TestLoad(t *testing.T) {
 				Amplification:     3,
 				EjectAfter:        3,
 				EjectFor:          10 * time.Second,
+				Ramp:              shaper.Frequency{N: 10, Per: time.Second},
+				HoldTimeout:       time.Minute,
+				MaxQueue:          1000,
 			}},
 			Limits: []shaper.Limit{{
 				Name: "l", IPv4Prefix: 32, IPv6Prefix: 64, Rate: 10e6,
@@ -149,6 +152,9 @@ refuse_with  = "reject"
 				Amplification:     3,
 				EjectAfter:        3,
 				EjectFor:          10 * time.Second,
+				Ramp:              shaper.Frequency{N: 10, Per: time.Second},
+				HoldTimeout:       time.Minute,
+				MaxQueue:          1000,
 			}},
 			Limits: []shaper.Limit{
 				{

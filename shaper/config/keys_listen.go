@@ -50,14 +50,43 @@ var listenKeys = keys{
 			"connection waits for up to `connect_timeout`, and sources take turns.",
 	},
 	{
-		name: "slow_start", typ: durationType(0, time.Hour), def: `"0s"`, needs: []condition{secondDownstream},
+		name: "slow_start", typ: durationType(0, time.Hour), def: `"0s"`,
 		field:    fieldOf(func(l *shaper.Listener) *time.Duration { return &l.SlowStart }),
 		omitZero: true, after: "balance",
-		doc: "Time during which a recovered downstream gets less than its share.",
+		doc: "Time during which a recovered downstream gets less than its share. If no other one could be reached, new " +
+			"connections are let in at a ramp, which lasts at least as long.",
+	},
+	{
+		name: "on_down", typ: enumType(shaper.DownRefuse, shaper.DownHold), def: `"refuse"`, needs: []condition{oneTCPPort},
+		field:    fieldOf(func(l *shaper.Listener) *shaper.OnDown { return &l.OnDown }),
+		omitZero: true, after: "slow_start",
+		doc: "What happens to new connections while no downstream can be reached: they are reset, or with `\"hold\"` they " +
+			"wait. One of them tries again each second, or with `check` the checks do. When a downstream is reached, they " +
+			"are let in at a ramp. They also wait during `shaperd hold`.",
+	},
+	{
+		name: "ramp", typ: quantityType("count a second, minute or hour", "10/s", `^[0-9]+ ?/(s|min|h)$`, parseConnectionFrequency, showFrequency), def: `"10/s"`,
+		field: fieldOf(func(l *shaper.Listener) *shaper.Frequency { return &l.Ramp }),
+		after: "on_down",
+		doc: "Rate of new connections, TCP and UDP flows, to all downstreams together after a hold. It grows by half every " +
+			"3 s, until no connection waits for it any more.",
+	},
+	{
+		name: "hold_timeout", typ: durationType(time.Second, 24*time.Hour), def: `"1m"`,
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.HoldTimeout }),
+		after: "ramp",
+		doc:   "How long a connection waits at most, since it was accepted, while its listener is held and during the ramp.",
+	},
+	{
+		name: "max_queue", typ: integerType(1, 1<<20), def: "1000",
+		field: fieldOf(func(l *shaper.Listener) *int { return &l.MaxQueue }),
+		after: "hold_timeout",
+		doc: "How many connections may wait for a downstream, during a hold or as all are full. A source that has more of " +
+			"them waiting than others loses its newest one.",
 	},
 	{
 		name: "check", typ: tableType(checkKeys), defText: "none", needs: []condition{tcpAddress},
-		shown: when(func(l *shaper.Listener) bool { return l.Check.Interval > 0 }), after: "slow_start",
+		shown: when(func(l *shaper.Listener) bool { return l.Check.Interval > 0 }), after: "max_queue",
 		text: on(func(l *shaper.Listener) string {
 			c := l.Check
 			return fmt.Sprintf("every %s, given up after %s; up after %d, down after %d", FormatDuration(c.Interval), FormatDuration(c.Timeout), c.Rise, c.Fall)
@@ -231,6 +260,10 @@ var (
 	secondDownstream = needs("a second downstream", "", func(l *shaper.Listener, _ isSet) bool { return len(l.Downstream) != 1 })
 	notV1ForUDP      = needs("", `"v1" is unsupported for UDP: use "v2"`, func(l *shaper.Listener, _ isSet) bool {
 		return l.SendProxy != shaper.ProxyV1 || !l.Accepts(shaper.UDP)
+	})
+	// Where only one of several ports cannot be reached, connections to the others must not wait.
+	oneTCPPort = needs("a single address, of TCP, with a single port", "", func(l *shaper.Listener, _ isSet) bool {
+		return l.OnDown == shaper.DownRefuse || len(l.Addresses) == 0 || len(l.Addresses) == 1 && l.Accepts(shaper.TCP) && l.Addresses[0].Single()
 	})
 	ejecting = needs("", "has no effect without after", func(l *shaper.Listener, _ isSet) bool { return l.EjectAfter > 0 })
 )

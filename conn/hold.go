@@ -1,0 +1,270 @@
+// Owner: the loop's thread.
+
+package conn
+
+import (
+	"slices"
+	"time"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// hold keeps the new connections of a listener in the lines of its pools, where sources take turns: as long as an
+// operator wants, and with on_down = "hold" as long as no downstream can be reached. Then a ramp lets them in.
+type hold struct {
+	until leaky.Time // for which an operator holds the listener; 0 is not
+	down  bool       // no downstream could be reached
+	since leaky.Time // of the first of both
+
+	trial     *session   // that tries to reach a downstream while down is set
+	tryAt     leaky.Time // when the next one may
+	reachedAt leaky.Time // when a downstream was last reached
+
+	ramp  ramp
+	timer pacer.Event // serves those who wait when that may have become possible
+}
+
+// tryInterval is the interval between attempts to reach a downstream.
+const tryInterval = leaky.Second
+
+// holds reports whether connections of ln wait as long as during a hold.
+func (ln *listener) holds() bool { return ln.hold.active() || ln.hold.ramp.interval > 0 }
+
+func (h *hold) active() bool { return h.until > 0 || h.down }
+
+// mayHold reports whether connections of ln pass a pool even if that has all the room they need.
+func (ln *listener) mayHold() bool {
+	return ln.holds() || ln.config.Load().OnDown == shaper.DownHold
+}
+
+// held reports whether a connection of ln must wait although a downstream has room.
+func (ln *listener) held(now leaky.Time) bool {
+	h := &ln.hold
+	switch {
+	case h.until > 0, h.down && (h.trial != nil || now < h.tryAt || ln.config.Load().Check.Interval > 0):
+		return true
+	case h.down:
+		return false
+	}
+	return !h.ramp.open(now)
+}
+
+// letIn records that a connection passes on to a downstream. s is its session, or nil if it is no TCP connection.
+func (ln *listener) letIn(s *session, now leaky.Time) {
+	h := &ln.hold
+	switch {
+	case h.down && s != nil:
+		h.trial, s.trialAt = s, ln
+	case h.ramp.interval > 0:
+		h.ramp.pass(now)
+		ln.scheduleHold(now)
+	}
+}
+
+// endTrial is called when s ends, or reaches a downstream, or reaches none.
+func (s *session) endTrial(now leaky.Time) {
+	if ln := s.trialAt; ln != nil {
+		s.trialAt, ln.hold.trial = nil, nil
+		ln.scheduleHold(now)
+	}
+}
+
+// unreachable is called when s has reached no downstream. It reports whether s shall wait until one can be reached.
+func (ln *listener) unreachable(s *session, now leaky.Time) bool {
+	h := &ln.hold
+	if ln.removed || ln.config.Load().OnDown != shaper.DownHold || s.failedHere {
+		return false
+	}
+	switch {
+	case h.down:
+		h.tryAt = now + tryInterval
+	case s.dialedAt < h.reachedAt: // another one has reached one since
+	default:
+		if !h.active() {
+			h.since = now
+		}
+		h.down, h.tryAt, h.ramp = true, now+tryInterval, ramp{}
+		ln.proxy.log.Warn("no downstream can be reached: new connections wait", "listener", ln.name, "timeout", ln.config.Load().HoldTimeout.String())
+	}
+	s.endTrial(now)
+	ln.scheduleHold(now)
+	return true
+}
+
+// reached is called when a downstream was reached, by a check or by a session that was to try.
+func (ln *listener) reached(check bool, now leaky.Time) {
+	h := &ln.hold
+	h.reachedAt = now
+	if !h.down || !check && ln.config.Load().Check.Interval > 0 {
+		return
+	}
+	h.down = false
+	ln.proxy.log.Info("a downstream was reached", "listener", ln.name, "held", now.Sub(h.since).Duration().Round(time.Millisecond).String(), "waiting", ln.waiting())
+	ln.goOn(now)
+}
+
+// goOn begins the ramp if nothing holds ln any more.
+func (ln *listener) goOn(now leaky.Time) {
+	if ln.hold.active() {
+		return
+	}
+	config := ln.config.Load()
+	ln.hold.ramp.begin(config.Ramp, leaky.FromDuration(config.SlowStart), now)
+	ln.scheduleHold(now)
+	ln.wakeLater()
+}
+
+// recover is called when d could not be reached for a while, and now can. If no other one could, new connections are
+// let in at a ramp.
+func (d *downstream) recover(now leaky.Time) {
+	ln := d.listener
+	others := slices.ContainsFunc(ln.downstreams, func(o *downstream) bool { return o != d && o.statusError() == nil })
+	if ln.config.Load().SlowStart > 0 && !ln.holds() && !others {
+		ln.goOn(now)
+	}
+}
+
+// scheduleHold schedules the next event of the hold.
+func (ln *listener) scheduleHold(now leaky.Time) {
+	h := &ln.hold
+	next := leaky.Never
+	if h.until > 0 {
+		next = h.until
+	} else if h.down {
+		next = max(h.tryAt, now)
+	} else if h.ramp.interval > 0 {
+		if next = h.ramp.stepAt; h.ramp.next > now {
+			next = min(next, h.ramp.next)
+		}
+	}
+	if next == leaky.Never {
+		ln.proxy.loop.pacer.Cancel(&h.timer)
+		return
+	}
+	h.timer.Fire = ln.holdDue
+	ln.proxy.loop.pacer.Schedule(&h.timer, next)
+}
+
+// holdDue is the timer of the hold.
+func (ln *listener) holdDue(now leaky.Time) {
+	h := &ln.hold
+	if h.until > 0 && now >= h.until {
+		ln.resume(now)
+		return
+	}
+	h.ramp.advance(ln.hasWaiters(), now)
+	ln.wakeWaiters(now)
+	if h.ramp.interval > 0 {
+		ln.scheduleHold(now)
+	}
+}
+
+// resume ends the hold of an operator.
+func (ln *listener) resume(now leaky.Time) {
+	h := &ln.hold
+	if h.until == 0 {
+		return
+	}
+	h.until = 0
+	ln.proxy.log.Info("listener is not held any more", "listener", ln.name, "held", now.Sub(h.since).Duration().Round(time.Millisecond).String(), "waiting", ln.waiting())
+	ln.goOn(now)
+	ln.scheduleHold(now)
+}
+
+// holdFor holds ln for d, or for ever.
+func (ln *listener) holdFor(d time.Duration, now leaky.Time) {
+	h := &ln.hold
+	if !h.active() {
+		h.since = now
+	}
+	if h.until, h.ramp = leaky.Never, (ramp{}); d != shaper.Forever {
+		h.until = now + leaky.FromDuration(d)
+	}
+	ln.scheduleHold(now)
+}
+
+// waiting returns how many connections wait in the pools of ln.
+func (ln *listener) waiting() (n int) {
+	for _, gt := range ln.pools {
+		n += gt.waiting
+	}
+	return n
+}
+
+// Hold holds a listener for d, or until it is resumed if that is [shaper.Forever]: new connections wait, and
+// existing ones go on. With endIdle, those in which neither side owes an answer and nothing has moved for a second are
+// closed. With d = 0 it resumes the listener. It returns how many connections were closed, and false if there is
+// no such listener.
+func (p *Proxy) Hold(listener string, d time.Duration, endIdle bool) (ended int, ok bool) {
+	p.loop.call(func(now leaky.Time) {
+		ln := p.listeners[listener]
+		if ok = ln != nil; !ok {
+			return
+		}
+		if d == 0 {
+			ln.resume(now)
+			return
+		}
+		ln.holdFor(d, now)
+		if endIdle {
+			ended = ln.endIdle(now)
+		}
+	})
+	return ended, ok
+}
+
+// idleFor is how long nothing must have moved in a connection that endIdle closes.
+const idleFor = leaky.Second
+
+// endIdle closes the connections that are between two turns.
+func (ln *listener) endIdle(now leaky.Time) (ended int) {
+	ln.proxy.sessions.each(func(s *session) {
+		if s.listener == ln && s.betweenTurns() && now.Sub(s.activity.lastActive) >= idleFor {
+			s.endGracefully(shaper.Killed, now)
+			ended++
+		}
+	})
+	return ended
+}
+
+// betweenTurns reports whether neither side owes the other an answer.
+func (s *session) betweenTurns() bool {
+	return s.stage == stageRelaying && !s.up.dstShut && !s.down.dstShut && !s.turns.question && !s.up.pending() && !s.down.pending()
+}
+
+// Listeners returns the status of all listeners.
+func (p *Proxy) Listeners() (all []shaper.ListenerStatus) {
+	p.loop.call(func(now leaky.Time) {
+		for _, ln := range p.listeners {
+			all = append(all, ln.status(now))
+		}
+	})
+	return all
+}
+
+func (ln *listener) status(now leaky.Time) shaper.ListenerStatus {
+	h := &ln.hold
+	st := shaper.ListenerStatus{Listen: ln.name, Waiting: ln.waiting(), Down: h.down, Held: h.until > 0, LastServed: -1}
+	begin := now
+	if h.active() {
+		st.HeldFor = now.Sub(h.since).Duration()
+	}
+	if h.until > 0 {
+		if st.HeldUntil = shaper.Forever; h.until != leaky.Never {
+			st.HeldUntil = h.until.Sub(now).Duration()
+			begin = h.until
+		}
+	}
+	ramp := h.ramp
+	if h.active() {
+		ramp.begin(ln.config.Load().Ramp, 0, begin)
+	} else if ramp.interval > 0 {
+		st.Rate = float64(leaky.Second) / float64(ramp.interval)
+	}
+	if ramp.interval > 0 && !h.down && h.until != leaky.Never {
+		st.LastServed = (begin + ramp.takes(st.Waiting, begin)).Sub(now).Duration()
+	}
+	return st
+}
