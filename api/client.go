@@ -147,6 +147,12 @@ func (c *Client) SetDownstream(ctx context.Context, s SetDownstream) error {
 	return c.call(ctx, responseTimeout, http.MethodPatch, "/downstreams", nil, s, nil)
 }
 
+// SetListener holds a listener, or resumes it.
+func (c *Client) SetListener(ctx context.Context, s SetListener) (held HeldListener, err error) {
+	err = c.call(ctx, responseTimeout, http.MethodPatch, "/listeners", nil, s, &held)
+	return held, err
+}
+
 // ExplainQuery describes a connection to a listener, or packets at an attachment.
 type ExplainQuery struct {
 	Source      netip.Addr

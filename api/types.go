@@ -82,7 +82,18 @@ type ListenerStatus struct {
 	RepliesSuppressedRate float64            `json:"replies_suppressed_rate"`
 	DialErrors            uint64             `json:"dial_errors"`
 	Unavailable           string             `json:"unavailable,omitempty"` // why no downstream is available
+	Waiting               int                `json:"waiting"`               // connections and flows that wait for a downstream
+	Hold                  *Hold              `json:"hold,omitempty"`        // why new ones wait although downstreams have room
 	Downstreams           []DownstreamStatus `json:"downstreams"`
+}
+
+// Hold is why new connections of a listener wait although its downstreams have room.
+type Hold struct {
+	State      string  `json:"state"`                         // "held" (by an operator), "down" (no downstream can be reached), "ramp" (they are let in, at a rate that grows)
+	For        float64 `json:"for_seconds,omitempty"`         // since it is held or down
+	Left       float64 `json:"left_seconds,omitempty"`        // until a hold by an operator ends; 0 if it does not end by itself
+	Rate       float64 `json:"rate,omitempty"`                // of the ramp, new connections per second
+	LastServed float64 `json:"last_served_seconds,omitempty"` // until the last one that waits now will have passed the ramp; 0 if that is not known
 }
 
 // DownstreamStatus is the state of a downstream.
@@ -402,6 +413,21 @@ type SetDownstream struct {
 	Listener   string `json:"listener,omitempty"` // without it, every listener with that downstream
 	Downstream string `json:"downstream"`
 	Drained    bool   `json:"drained"`
+}
+
+// SetListener is the body of PATCH /v1/listeners.
+type SetListener struct {
+	Listener string  `json:"listener"`
+	Held     bool    `json:"held"`
+	Duration float64 `json:"duration_seconds,omitempty"` // of the hold; without it, until it is resumed
+	EndIdle  bool    `json:"end_idle,omitempty"`         // close connections on which neither side owes an answer
+}
+
+// HeldListener is the answer to it.
+type HeldListener struct {
+	Ended   int   `json:"ended"` // idle connections that were closed
+	Waiting int   `json:"waiting"`
+	Hold    *Hold `json:"hold,omitempty"`
 }
 
 // Error is the body of every response that is not a success.

@@ -149,6 +149,7 @@ func invalidBodies() []ask {
 const (
 	setRate = `{"set":{"rate":"1MB/s"},"duration_seconds":60}`
 	block   = `{"prefix":"192.0.2.0/24","duration_seconds":60.5}`
+	hold    = `{"listener":"l","held":true,"duration_seconds":60,"end_idle":true}`
 	drain   = `{"downstream":"10.0.0.5:5432","drained":true}`
 )
 
@@ -259,6 +260,14 @@ var endpoints = map[string]endpoint{
 		says: "Drain or enable a downstream", body: api.SetDownstream{}, answer: []api.DownstreamStatus{}, errors: []int{400, 404, 413, 500, 503},
 		asks: append(
 			invalidBodies(), ask{body: drain, code: 200}, ask{body: drain, err: ErrUnknown, code: 404, fine: true}, daemonFails.with(drain), whileStopping.with(drain),
+		),
+	},
+	"PATCH /v1/listeners": {
+		says: "Hold a listener, or resume it", body: api.SetListener{}, answer: api.HeldListener{}, errors: []int{400, 404, 413, 500, 503},
+		asks: append(
+			invalidBodies(), ask{body: hold, code: 200}, ask{body: `{"listener":"l","held":false}`, code: 200},
+			ask{body: `{"listener":"l","held":false,"end_idle":true}`, code: 400, fine: true}, ask{body: `{"listener":"l","held":true,"duration_seconds":-1}`, code: 400},
+			ask{body: hold, err: ErrUnknown, code: 404, fine: true}, daemonFails.with(hold), whileStopping.with(hold),
 		),
 	},
 	"DELETE /v1/shared/hosts/{host}": {

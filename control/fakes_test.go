@@ -74,6 +74,10 @@ func (d *fakeDaemon) ForgetHost(_ context.Context, host string) error {
 
 func (d *fakeDaemon) Reload(context.Context) error { return d.record("reload") }
 
+func (d *fakeDaemon) HoldListener(context.Context, string, time.Duration, bool) (int, error) {
+	return 3, d.record("hold")
+}
+
 func (d *fakeDaemon) DrainDownstream(context.Context, string, string, bool) error {
 	return d.record("drain downstream")
 }

@@ -224,6 +224,30 @@ func (a *handlers) setDownstream(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
+func (a *handlers) setListener(w http.ResponseWriter, q *http.Request) {
+	var s api.SetListener
+	if !readBody(w, q, &s) {
+		return
+	}
+	d, ok := durationOf(w, s.Duration)
+	switch {
+	case !ok:
+		return
+	case !s.Held && (d > 0 || s.EndIdle):
+		badRequest(w, "held: false takes no duration_seconds and no end_idle")
+		return
+	case s.Held && d == 0:
+		d = shaper.Forever
+	}
+	ended, err := a.Daemon.HoldListener(q.Context(), s.Listener, d, s.EndIdle)
+	if writeError(w, err) {
+		return
+	}
+	held := api.HeldListener{Ended: ended}
+	held.Waiting, held.Hold = a.hold(s.Listener)
+	writeJSON(w, http.StatusOK, held)
+}
+
 func (a *handlers) forgetHost(w http.ResponseWriter, q *http.Request) {
 	if !writeError(w, a.Daemon.ForgetHost(q.Context(), q.PathValue("host"))) {
 		writeJSON(w, http.StatusOK, a.shared())

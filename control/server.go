@@ -105,6 +105,9 @@ type Daemon interface {
 	// DrainDownstream drains or enables a downstream of one listener, or of all if listener
 	// is "".
 	DrainDownstream(ctx context.Context, listener, downstream string, drained bool) error
+	// HoldListener makes new connections of a listener wait for d, or until it is resumed if that is
+	// shaper.Forever; with 0 it resumes the listener. With endIdle it closes idle connections, and returns how many.
+	HoldListener(ctx context.Context, listener string, d time.Duration, endIdle bool) (ended int, err error)
 	// ForgetHost tells the ledger that a host is gone for good.
 	ForgetHost(ctx context.Context, host string) error
 	Reload(ctx context.Context) error
@@ -250,6 +253,7 @@ func (a *handlers) routes() []route {
 		{"PUT /v1/bypass", Admin, a.bypass},
 		{"DELETE /v1/connections/{id}", Admin, a.kill},
 		{"PATCH /v1/downstreams", Admin, a.setDownstream},
+		{"PATCH /v1/listeners", Admin, a.setListener},
 		{"DELETE /v1/shared/hosts/{host}", Admin, a.forgetHost},
 		{"POST /v1/reload", Admin, a.reload},
 		{stopRoute, Admin, a.stop},

@@ -57,7 +57,10 @@ func (v *view) status() api.Status {
 			s.Conformance = "violated"
 		}
 	}
-	downstreams := v.downstreams()
+	downstreams, holds := v.downstreams(), map[string]*shaper.ListenerStatus{}
+	for _, st := range v.Proxy.Listeners() {
+		holds[st.Listen] = &st
+	}
 	for _, n := range policy.Listeners() {
 		l := api.ListenerStatus{
 			Name: n.Name, Addresses: []string{}, Connections: n.Open.Load(), Flows: n.Flows.Load(), MaxFlows: n.MaxFlows.Load(),
@@ -77,6 +80,9 @@ func (v *view) status() api.Status {
 			}
 		}
 		l.Unavailable = UnavailableReason(l.Downstreams)
+		if st := holds[n.Name]; st != nil {
+			l.Waiting, l.Hold = st.Waiting, newHold(st)
+		}
 		s.Listeners = append(s.Listeners, l)
 	}
 	b := v.Shaper.TableUsage()
@@ -137,6 +143,35 @@ func NewDownstream(d shaper.DownstreamStatus) api.DownstreamStatus {
 		out.State = "down"
 	case !d.Up:
 		out.State = "failing"
+	}
+	return out
+}
+
+// hold returns how many connections of a listener wait, and why.
+func (v *view) hold(listener string) (waiting int, _ *api.Hold) {
+	for _, st := range v.Proxy.Listeners() {
+		if st.Listen == listener {
+			return st.Waiting, newHold(&st)
+		}
+	}
+	return 0, nil
+}
+
+// newHold converts st to its form in the API.
+func newHold(st *shaper.ListenerStatus) *api.Hold {
+	out := &api.Hold{For: st.HeldFor.Seconds(), Rate: st.Rate, LastServed: max(0, st.LastServed.Seconds())}
+	switch {
+	case st.Held:
+		out.State = "held"
+		if st.HeldUntil != shaper.Forever {
+			out.Left = st.HeldUntil.Seconds()
+		}
+	case st.Down:
+		out.State = "down"
+	case st.Rate > 0:
+		out.State = "ramp"
+	default:
+		return nil
 	}
 	return out
 }

@@ -111,6 +111,12 @@ func (c *Collector) collectListeners(to sink, policy *shaper.Policy) {
 		}
 		to.counter(listenerSend, n.SendErrors.Load(), n.Name)
 	}
+	for _, l := range c.Proxy.Listeners() {
+		to.gauge(listenerWaiting, float64(l.Waiting), l.Listen)
+		to.gauge(listenerHeld, boolValue(l.Held), l.Listen, "held")
+		to.gauge(listenerHeld, boolValue(l.Down), l.Listen, "down")
+		to.gauge(listenerRamp, l.Rate, l.Listen)
+	}
 	for _, d := range c.Proxy.Downstreams() {
 		to.gauge(downstreamUp, boolValue(d.Up && !d.Drained), d.Listen, d.Downstream)
 		to.gauge(downstreamDrained, boolValue(d.Drained), d.Listen, d.Downstream)

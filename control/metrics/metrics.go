@@ -20,8 +20,9 @@ type Proxy interface {
 	// Lateness returns the histogram and the sum of the lateness of units: see pacer.Pacer.Lateness.
 	Lateness() ([len(pacer.LatenessBounds) + 1]uint64, time.Duration)
 
-	// Downstreams returns the state of all downstreams.
+	// Downstreams returns the state of all downstreams, and Listeners that of all listeners.
 	Downstreams() []shaper.DownstreamStatus
+	Listeners() []shaper.ListenerStatus
 }
 
 // Packets is the packet plane, or none.

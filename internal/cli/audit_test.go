@@ -40,6 +40,8 @@ func TestAuditLog_RecordsEveryChange(t *testing.T) {
 		{"bypass off", "BYPASS off"},
 		{"downstreams drain " + downstream, "drained=true"},
 		{"downstreams enable " + downstream, "drained=false"},
+		{"hold db --for 1m", "listener held by operator"},
+		{"resume db", "listener resumed by operator"},
 		{"connections kill " + strconv.FormatUint(all.Connections[0].ID, 10), "connection killed by operator"},
 		{"reload", "reload requested by operator"},
 		{"stop", "stop requested by operator"}, // last

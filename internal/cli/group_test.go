@@ -91,7 +91,7 @@ func TestGroup(t *testing.T) {
 		})
 	}
 	gw1, gw2, gw3 := all[0], all[1], all[2]
-	gw2.must("shared status", "gw2: joined for ", "group default; 3 of 3 hosts live\n", "\ngw2 (this host)  counted ", "\ntotal  all     33% of 80Mbit/s", "\ntotal  all     33 of 100 slots")
+	gw2.must("shared status", "gw2: joined ", "group default; 3 of 3 hosts live\n", "\ngw2 (this host)  counted ", "\ntotal  all     33% of 80Mbit/s", "\ntotal  all     33 of 100 slots")
 	gw2.must("limits total", "80Mbit/s, queue 200ms, 100 connections", "shared by 3 hosts, here ", ", 33 connections; one bucket")
 	port := regexp.MustCompile(`tcp://127[0-9.]+:([0-9]+)`).FindStringSubmatch(gw2.text)[1]
 	gw2.must("explain --source 127.0.0.9 --to tcp/"+port, "100 connections", ", here 33% = ", ", 33 connections ")

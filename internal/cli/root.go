@@ -126,7 +126,7 @@ invalid command line, 3 when no daemon answers.`,
 		},
 		groupControl: {
 			setCommand(e), unsetCommand(e), modeCommand(e, shaper.Observe), modeCommand(e, shaper.Enforce), blockCommand(e), unblockCommand(e),
-			bypassCommand(e), reloadCommand(e), stopCommand(e),
+			holdCommand(e), resumeCommand(e), bypassCommand(e), reloadCommand(e), stopCommand(e),
 		},
 		groupHost: {
 			runCommand(e), checkCommand(e), detachCommand(e), rulesCommand(e), doctorCommand(e), versionCommand(e), completionCommand(e), manCommand(e),

@@ -129,6 +129,11 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 			p.Line("%s", p.Red(unavailableText(l.Name, l.Unavailable)))
 		}
 	}
+	for _, l := range s.Listeners {
+		if l.Hold != nil {
+			p.Line("%s", p.Red(holdText(l.Name, l.Waiting, l.Hold)))
+		}
+	}
 	for _, a := range s.Attachments {
 		if !a.Up && a.Interface != "" {
 			p.Line("%s", p.Red(unenforcedText(a)))

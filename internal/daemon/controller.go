@@ -329,6 +329,28 @@ func (s *server) DrainDownstream(ctx context.Context, listener, downstream strin
 	}, "downstream drained or enabled by operator", "listener", listener, "downstream", downstream, "drained", drained)
 }
 
+// HoldListener holds a listener, or resumes it.
+func (s *server) HoldListener(ctx context.Context, listener string, d time.Duration, endIdle bool) (ended int, err error) {
+	msg, attrs := "listener held by operator", []any{"listener", listener}
+	switch d {
+	case 0:
+		msg = "listener resumed by operator"
+	case shaper.Forever:
+		attrs = append(attrs, "until", "it is resumed")
+	default:
+		attrs = append(attrs, "for", d.String())
+	}
+	err = s.withAudit(ctx, func(context.Context) error {
+		var known bool
+		if ended, known = s.proxy.Hold(listener, d, endIdle); !known {
+			return &notFoundError{fmt.Errorf("unknown listener %q", listener)}
+		}
+		s.saveOverrides()
+		return nil
+	}, msg, attrs...)
+	return ended, err
+}
+
 // Stop starts the drain, after which the daemon exits.
 func (s *server) Stop(ctx context.Context) {
 	s.log.Warn("stop requested by operator", control.CallerAttrs(ctx)...)

@@ -29,6 +29,7 @@ type persistedOverrides struct {
 	Blocks    []persistedBlock
 	Bypass    *api.Bypass
 	Drained   []drainedDownstream
+	Held      []heldListener
 }
 
 type persistedOverride struct {
@@ -44,6 +45,12 @@ type persistedBlock struct {
 }
 
 type drainedDownstream struct{ Listener, Downstream string }
+
+type heldListener struct {
+	Listener string
+	Since    time.Time
+	Until    *time.Time
+}
 
 // overridesPath returns the path of the file with persistedOverrides.
 func (o *Options) overridesPath() string { return o.State + ".overrides" }
@@ -76,6 +83,17 @@ func (s *server) saveOverrides() {
 	for _, d := range s.proxy.Downstreams() {
 		if d.Drained {
 			saved.Drained = append(saved.Drained, drainedDownstream{d.Listen, d.Downstream})
+		}
+	}
+	for _, l := range s.proxy.Listeners() {
+		if l.Held {
+			now := time.Now()
+			held := heldListener{Listener: l.Listen, Since: now.Add(-l.HeldFor)}
+			if l.HeldUntil != shaper.Forever {
+				until := now.Add(l.HeldUntil)
+				held.Until = &until
+			}
+			saved.Held = append(saved.Held, held)
 		}
 	}
 	s.saver.enqueue(saved)
@@ -114,11 +132,11 @@ func (s *server) restoreOverrides(ctx context.Context, l *plan.Plan) *plan.Plan 
 		}
 	}
 	w := f.overrides
-	drained := markDrained(f.loaded, saved.Drained)
+	drained, held := markDrained(f.loaded, saved.Drained), markHeld(f.loaded, saved.Held, time.Now())
 	s.setCurrent(f.loaded, w)
-	if len(w.limits)+len(w.blocks) > 0 || w.bypass != nil || drained > 0 {
+	if len(w.limits)+len(w.blocks) > 0 || w.bypass != nil || drained+held > 0 {
 		s.log.Warn("overrides restored after restart",
-			"limits", len(w.limits), "blocks", len(w.blocks), "bypass", w.bypass != nil, "drained", drained)
+			"limits", len(w.limits), "blocks", len(w.blocks), "bypass", w.bypass != nil, "drained", drained, "held", held)
 	}
 	return f.loaded
 }
@@ -256,6 +274,22 @@ func markDrained(l *plan.Plan, drained []drainedDownstream) (found int) {
 	return found
 }
 
+// markHeld marks listeners as held from the start, and returns how many there are.
+func markHeld(l *plan.Plan, held []heldListener, now time.Time) (found int) {
+	for _, h := range held {
+		i := slices.IndexFunc(l.Config.Listen, func(l shaper.Listener) bool { return l.Name == h.Listener })
+		left := shaper.Forever
+		if h.Until != nil {
+			left = min(h.Until.Sub(now), h.Until.Sub(h.Since)) // a clock that was set must not prolong it
+		}
+		if i >= 0 && left > 0 {
+			l.Config.Listen[i].HeldFor = left
+			found++
+		}
+	}
+	return found
+}
+
 // parsePersisted parses saved overrides. dropped reports those with unknown fields: a newer
 // version may have written them, and they may mean something else without these fields.
 func parsePersisted(text []byte) (o persistedOverrides, dropped []error, err error) {
@@ -286,6 +320,8 @@ func parsePersisted(text []byte) (o persistedOverrides, dropped []error, err err
 			}
 		case "Drained":
 			o.Drained, errs = parseEach[drainedDownstream](name, parts[name])
+		case "Held":
+			o.Held, errs = parseEach[heldListener](name, parts[name])
 		default:
 			errs = []error{fmt.Errorf("%s: %w", name, errNewerVersion)}
 		}

@@ -112,7 +112,7 @@ func (s *saver) close() {
 
 // writeTo writes o to a file. It removes the file when o is empty.
 func (o *persistedOverrides) writeTo(path string) error {
-	if len(o.Overrides) > 0 || len(o.Blocks) > 0 || o.Bypass != nil || len(o.Drained) > 0 {
+	if len(o.Overrides) > 0 || len(o.Blocks) > 0 || o.Bypass != nil || len(o.Drained)+len(o.Held) > 0 {
 		return writeJSON(path, o)
 	}
 	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {

@@ -75,6 +75,10 @@ func (Proxy) Downstreams() []shaper.DownstreamStatus {
 	}
 }
 
+func (Proxy) Listeners() []shaper.ListenerStatus {
+	return []shaper.ListenerStatus{{Listen: "l", Held: true, HeldFor: 10 * time.Second, HeldUntil: time.Minute, Waiting: 7, LastServed: 61 * time.Second}}
+}
+
 func (Proxy) Connections(f func(*shaper.ConnectionStatus)) {
 	for i, source := range []string{"192.0.2.1:1000", "[2001:db8::1]:2000"} {
 		f(&shaper.ConnectionStatus{

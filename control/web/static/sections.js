@@ -163,6 +163,9 @@ export function notices() {
     if (status.mode === 'observe' && !status.bypass) {
       add('observe', 'info', 'Observe', 'The configuration only observes: limits count what they would do, and enforce nothing.');
     }
+    for (const l of status.listeners.filter((l) => l.hold)) {
+      add(`hold ${l.name} ${l.hold.state}`, l.hold.state === 'ramp' ? 'info' : 'warn', holdTitles[l.hold.state], holdText(l));
+    }
     for (const d of status.listeners.flatMap((l) => l.downstreams)) {
       const key = `${d.state} ${d.listener} ${d.downstream}`;
       const which = `Downstream ${d.downstream} of listener ${d.listener}`;
@@ -185,6 +188,19 @@ export function notices() {
     show(list, found.length > 0);
     update(found);
   };
+}
+
+const holdTitles = { held: 'Held', down: 'Waiting for a server', ramp: 'Ramp' };
+
+// holdText says why connections of a listener wait, and for how long.
+function holdText({ name, waiting, hold }) {
+  const why = {
+    held: () => `New connections of ${name} wait, since ${seconds(hold.for_seconds ?? 0)}, ${hold.left_seconds ? `for another ${seconds(hold.left_seconds)}` : `until "shaperd resume ${name}"`}`,
+    down: () => `New connections of ${name} wait, since ${seconds(hold.for_seconds ?? 0)}, until a downstream can be reached`,
+    ramp: () => `New connections of ${name} are let in at ${count(Math.round(hold.rate))}/s, and growing`,
+  }[hold.state]();
+  const last = hold.last_served_seconds && waiting ? `, the last of them for another ${seconds(hold.last_served_seconds)}` : '';
+  return `${why}; ${count(waiting)} waiting${last}.`;
 }
 
 // delayRate formats seconds of delay per second: several units wait at a time.
