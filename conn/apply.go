@@ -145,6 +145,9 @@ func (c *change) swap(now leaky.Time) {
 		for _, gt := range ln.pools {
 			gt.limit = poolLimit(config)
 		}
+		if config.OnDown == shaper.DownRefuse {
+			ln.hold.down = false
+		}
 		if p.listeners[config.Name] != ln && config.HeldFor > 0 {
 			ln.holdFor(config.HeldFor, now)
 		}

@@ -82,15 +82,29 @@ func (ln *listener) unreachable(s *session, now leaky.Time) bool {
 		h.tryAt = now + tryInterval
 	case s.dialedAt < h.reachedAt: // another one has reached one since
 	default:
-		if !h.active() {
-			h.since = now
-		}
-		h.down, h.tryAt, h.ramp = true, now+tryInterval, ramp{}
-		ln.proxy.log.Warn("no downstream can be reached: new connections wait", "listener", ln.name, "timeout", ln.config.Load().HoldTimeout.String())
+		ln.goDown(now)
 	}
 	s.endTrial(now)
 	ln.scheduleHold(now)
 	return true
+}
+
+// checksFail is called when the checks of a downstream say that it is down.
+func (ln *listener) checksFail(now leaky.Time) {
+	if ln.config.Load().OnDown == shaper.DownHold && !ln.hold.down && !slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return !d.down }) {
+		ln.goDown(now)
+		ln.scheduleHold(now)
+	}
+}
+
+// goDown begins to wait until a downstream can be reached.
+func (ln *listener) goDown(now leaky.Time) {
+	h := &ln.hold
+	if !h.active() {
+		h.since = now
+	}
+	h.down, h.tryAt, h.ramp = true, now+tryInterval, ramp{}
+	ln.proxy.log.Warn("no downstream can be reached: new connections wait", "listener", ln.name, "timeout", ln.config.Load().HoldTimeout.String())
 }
 
 // reached is called when a downstream was reached, by a check or by a session that was to try.

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -18,13 +19,14 @@ type greeter struct {
 	addr string
 
 	mu    sync.Mutex
+	says  string
 	at    []time.Time
 	socks []net.Conn
 	l     net.Listener
 }
 
 func newGreeter(t *testing.T) *greeter {
-	g := &greeter{t: t, addr: testutil.FreeAddr(t, "tcp")}
+	g := &greeter{t: t, addr: testutil.FreeAddr(t, "tcp"), says: "hello"}
 	t.Cleanup(g.stop)
 	return g
 }
@@ -44,8 +46,11 @@ func (g *greeter) start() {
 			}
 			g.mu.Lock()
 			g.at, g.socks = append(g.at, time.Now()), append(g.socks, c)
+			says := g.says
 			g.mu.Unlock()
-			c.Write([]byte("hello"))
+			c.Write([]byte(says[:2])) // in two pieces
+			time.Sleep(5 * time.Millisecond)
+			c.Write([]byte(says[2:]))
 		}
 	}()
 }
@@ -83,7 +88,7 @@ func (r *proxyRig) visitors(t *testing.T, n int, d time.Duration) func() (greete
 		wg.Go(func() {
 			defer c.Close()
 			b := make([]byte, 5)
-			if k, _ := c.Read(b); k == 5 {
+			if _, err := io.ReadFull(c, b); err == nil {
 				mu.Lock()
 				greeted++
 				mu.Unlock()
@@ -166,6 +171,38 @@ func TestHold_Check(t *testing.T) {
 	}
 }
 
+// A server that accepts connections, but does not say what is expected, is not up.
+func TestHold_CheckExpects(t *testing.T) {
+	g := newGreeter(t)
+	g.says = "starting"
+	g.start()
+	r := start(t, shaper.TCP, g.addr)
+	r.listen.OnDown, r.listen.Ramp, r.listen.HoldTimeout = shaper.DownHold, shaper.Frequency{N: 100, Per: time.Second}, time.Minute
+	r.listen.Check = shaper.HealthCheck{Interval: 50 * time.Millisecond, Timeout: time.Second, Rise: 1, Fall: 1, Expect: "hell"}
+	r.apply()
+	testutil.WaitFor(t, "the server to be down", func() bool { return r.proxy.Downstreams()[0].Down })
+	if d := r.proxy.Downstreams()[0]; d.Error != `answered "st", expected "hell"` {
+		t.Error(d.Error)
+	}
+	greeted := r.visitors(t, 5, testTimeout)
+	testutil.WaitFor(t, "all to wait", func() bool { return r.status().Waiting == 5 && r.status().Down })
+	g.mu.Lock()
+	g.says = "hello"
+	g.mu.Unlock()
+	if n := greeted(); n != 5 {
+		t.Errorf("%d of 5 were greeted", n)
+	}
+	g.stop()
+	testutil.WaitFor(t, "the listener to wait", func() bool { return r.status().Down })
+	greeted = r.visitors(t, 5, testTimeout)
+	testutil.WaitFor(t, "all to wait", func() bool { return r.status().Waiting == 5 })
+	r.listen.OnDown = shaper.DownRefuse
+	r.apply()
+	if start := time.Now(); greeted() != 0 || time.Since(start) > 5*time.Second {
+		t.Error("connections wait after a reload that refuses them")
+	}
+}
+
 // The trial of a client that goes away is not waited for, and one that has waited for too long is refused.
 func TestHold_ClientsLeave(t *testing.T) {
 	g := newGreeter(t)
@@ -206,7 +243,7 @@ func TestHold_Operator(t *testing.T) {
 	r.apply()
 	old := dial(t, r.addr())
 	b := make([]byte, 5)
-	if n, err := old.Read(b); n != 5 {
+	if _, err := io.ReadFull(old, b); err != nil {
 		t.Fatal(err)
 	}
 	g.came()
@@ -289,6 +326,9 @@ func TestSlowStart_Ramp(t *testing.T) {
 		}
 	}
 	g.start()
+	if greeted := r.visitors(t, 1, testTimeout); greeted() != 1 {
+		t.Error("not greeted")
+	}
 	if greeted := r.visitors(t, 30, testTimeout); greeted() != 30 {
 		t.Error("not all were greeted")
 	}

@@ -3,8 +3,11 @@
 package conn
 
 import (
+	"cmp"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,11 +17,12 @@ import (
 	"shaperd.dev/shaperd/leaky/pacer"
 )
 
-// probe is an active check: it connects, and closes. It counts as one of the downstream's
+// probe is an active check: it connects, may wait for an answer, and closes. It counts as one of the downstream's
 // max_connections, and is skipped while all are in use.
 type probe struct {
 	d       *downstream
 	fd      int         // -1 while no check is running
+	asked   bool        // it is connected, and waits for the answer
 	counted bool        // the check holds one of d's max_connections
 	timer   pacer.Event // starts the next check, or is the timeout of this one
 }
@@ -79,9 +83,39 @@ func (d *downstream) checkPort() uint16 {
 func (p *probe) ready(events uint32, now leaky.Time) {
 	switch {
 	case events&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
-		p.finish(sock.PendingError(p.fd), now)
+		p.finish(cmp.Or(sock.PendingError(p.fd), error(unix.ECONNRESET)), now)
+	case p.asked:
+		p.readAnswer(now)
 	case events&unix.EPOLLOUT != 0:
-		sock.ResetOnClose(p.fd)
+		check := &p.d.listener.config.Load().Check
+		p.asked = true
+		if check.Send != "" {
+			if _, errno := sock.Send(p.fd, []byte(check.Send)); errno != 0 { // it fits into the buffer of a new connection
+				p.finish(errno, now)
+				return
+			}
+		}
+		p.readAnswer(now)
+	}
+}
+
+// readAnswer ends the check if the answer is there, or none is expected.
+func (p *probe) readAnswer(now leaky.Time) {
+	expect := p.d.listener.config.Load().Check.Expect
+	got := make([]byte, len(expect))
+	n, errno := 0, unix.Errno(0)
+	if expect != "" {
+		if n, errno = sock.Peek(p.fd, got); errno == unix.EAGAIN || errno == 0 && n > 0 && n < len(expect) && strings.HasPrefix(expect, string(got[:n])) {
+			return // more is to come
+		}
+	}
+	sock.ResetOnClose(p.fd)
+	switch {
+	case errno != 0:
+		p.finish(errno, now)
+	case string(got[:n]) != expect:
+		p.finish(fmt.Errorf("answered %q, expected %q", got[:n], expect), now)
+	default:
 		p.finish(nil, now)
 	}
 }
@@ -101,6 +135,7 @@ func (p *probe) finish(err error, now leaky.Time) {
 			d.down = true
 			log.Warn("downstream is down", "listener", d.listener.name, "downstream", d.Name(), "err", err)
 			d.closeFlows(now, anyPort)
+			d.listener.checksFail(now)
 			d.listener.wakeLater() // if this was the last available one, all are tried
 		}
 	default:
@@ -134,7 +169,7 @@ func (p *probe) stop() {
 	l.pacer.Cancel(&p.timer)
 	if p.fd >= 0 {
 		l.close(p.fd)
-		p.fd = -1
+		p.fd, p.asked = -1, false
 	}
 	if p.counted {
 		p.counted = false

@@ -195,9 +195,10 @@ const (
 
 func (v ProxyVersion) String() string { return enumName(v, "off", "v1", "v2") }
 
-// HealthCheck is an active health check of downstreams: whether they accept a TCP connection. It is
-// disabled when Interval is 0.
+// HealthCheck is an active health check of downstreams: whether they accept a TCP connection, and what they say then.
+// It is disabled when Interval is 0.
 type HealthCheck struct {
 	Interval, Timeout time.Duration // 10ms to 1h
+	Send, Expect      string        // bytes: what to send, and how the answer must begin; at most 1024 and 256
 	Rise, Fall        int           // consecutive checks that succeed, or fail, 1 to 1000
 }

@@ -89,9 +89,16 @@ var listenKeys = keys{
 		shown: when(func(l *shaper.Listener) bool { return l.Check.Interval > 0 }), after: "max_queue",
 		text: on(func(l *shaper.Listener) string {
 			c := l.Check
-			return fmt.Sprintf("every %s, given up after %s; up after %d, down after %d", FormatDuration(c.Interval), FormatDuration(c.Timeout), c.Rise, c.Fall)
+			text := fmt.Sprintf("every %s, given up after %s; up after %d, down after %d", FormatDuration(c.Interval), FormatDuration(c.Timeout), c.Rise, c.Fall)
+			if c.Send != "" {
+				text += fmt.Sprintf("; sends %q", c.Send)
+			}
+			if c.Expect != "" {
+				text += fmt.Sprintf("; expects %q", c.Expect)
+			}
+			return text
 		}),
-		doc: "Active health check: a TCP connect to each downstream. It takes one of the `max_connections` of the " +
+		doc: "Active health check: a TCP connect to each downstream, and what it says if that is expected. It takes one of the `max_connections` of the " +
 			"downstream, and is skipped while none is free; limits do not count it. Intervals vary by a tenth.",
 	},
 	{
@@ -212,6 +219,31 @@ var downstreamKeys = keys{
 	},
 }
 
+// bytesType is the type of strings of bytes, at most n, of which each is the character with its number.
+func bytesType(n int) valueType {
+	t := textType(fmt.Sprintf("string of at most %d characters up to `\\u00ff`", n), "PING\r\n", "", func(s string, _ any) (any, error) {
+		var b []byte
+		for _, r := range s {
+			if r > 0xff {
+				return nil, fmt.Errorf("%q is no byte: write each byte as a character, up to \\u00ff", r)
+			}
+			b = append(b, byte(r))
+		}
+		if len(b) == 0 || len(b) > n {
+			return nil, fmt.Errorf("must have 1 to %d bytes, not %d", n, len(b))
+		}
+		return string(b), nil
+	})
+	t.show = func(v any) any {
+		var runes []rune
+		for _, c := range []byte(v.(string)) {
+			runes = append(runes, rune(c))
+		}
+		return string(runes)
+	}
+	return t
+}
+
 var checkKeys = keys{
 	{
 		name: "interval", typ: durationType(10*time.Millisecond, time.Hour), def: `"2s"`,
@@ -221,7 +253,20 @@ var checkKeys = keys{
 	{
 		name: "timeout", typ: durationType(10*time.Millisecond, time.Hour), def: `"1s"`,
 		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.Check.Timeout }),
-		doc:   "Connect timeout of a check.",
+		doc:   "Timeout of a check.",
+	},
+	{
+		name: "send", typ: bytesType(1024), defText: "nothing", needs: []condition{expecting},
+		field:    fieldOf(func(l *shaper.Listener) *string { return &l.Check.Send }),
+		omitZero: true,
+		doc: "What to send to the downstream once it is connected: each character is a byte, from `\\u0000` to `\\u00ff`. " +
+			"That of PostgreSQL is in docs/operation.md.",
+	},
+	{
+		name: "expect", typ: bytesType(256), defText: "nothing",
+		field:    fieldOf(func(l *shaper.Listener) *string { return &l.Check.Expect }),
+		omitZero: true,
+		doc:      "How the downstream's answer, or what it says first, must begin.",
 	},
 	{
 		name: "rise", typ: integerType(1, 1000), def: "2",
@@ -265,7 +310,8 @@ var (
 	oneTCPPort = needs("a single address, of TCP, with a single port", "", func(l *shaper.Listener, _ isSet) bool {
 		return l.OnDown == shaper.DownRefuse || len(l.Addresses) == 0 || len(l.Addresses) == 1 && l.Accepts(shaper.TCP) && l.Addresses[0].Single()
 	})
-	ejecting = needs("", "has no effect without after", func(l *shaper.Listener, _ isSet) bool { return l.EjectAfter > 0 })
+	expecting = needs("`expect`", "", func(l *shaper.Listener, _ isSet) bool { return l.Check.Expect != "" })
+	ejecting  = needs("", "has no effect without after", func(l *shaper.Listener, _ isSet) bool { return l.EjectAfter > 0 })
 )
 
 func hasAddress(p shaper.Protocol) func(*shaper.Listener, isSet) bool {
