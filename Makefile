@@ -152,6 +152,13 @@ demo-cluster: deps build
 	$(GO) build -o build/peers/perhit ./test/demo/perhit
 	$(GO) run ./test/demo/cluster
 
+# A PostgreSQL that is killed under load, behind shaperd and its peers. Needs root.
+.PHONY: demo-restart
+demo-restart: deps build
+	scripts/install-peers build/peers
+	scripts/apt-install postgresql
+	$(GO) run ./test/demo/restart
+
 .PHONY: lint
 lint: format vet golangci generate
 

@@ -1,0 +1,92 @@
+// Command restart kills a PostgreSQL under load, and starts it again, many times: behind shaperd, which waits until it
+// is back, behind shaperd of which an operator holds the listener, and behind HAProxy and nginx, one after the other. It
+// prints what clients have noticed, and how fast connections came to the server that had just started, and fails
+// when a check of shaperd fails.
+//
+// The clients are pgbench with a new connection for each transaction. What arrives is counted by the kernel of the server.
+// It needs root, and leaves nothing behind.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/test/lab"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	go func() {
+		<-ctx.Done()
+		stop() // a second signal kills the program
+	}()
+	err := demonstrate(ctx, os.Stdout, os.Args[1:])
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return
+	case errors.Is(err, context.Canceled):
+		err = errors.New("interrupted, cleaned up")
+	}
+	fmt.Fprintf(os.Stderr, "demo-restart: %v\n", err)
+	os.Exit(1)
+}
+
+// binaries are the programs, as commands.
+type binaries struct {
+	shaperd string
+	haproxy []string
+}
+
+func demonstrate(ctx context.Context, out io.Writer, args []string) error {
+	flags := flag.NewFlagSet("demo-restart", flag.ContinueOnError)
+	binary := flags.String("bin", filepath.Join("bin", "shaperd"), "`path` of the daemon")
+	peers := flags.String("peers", filepath.Join("build", "peers"), "`directory` of HAProxy")
+	kills := flags.Int("kills", 50, "`number` of times that the server is killed")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return errors.New("usage: demo-restart takes no arguments")
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("network namespaces need root: run as root or with sudo")
+	}
+	absolute, err := filepath.Abs(*binary)
+	if err != nil {
+		return err
+	}
+	if *peers, err = filepath.Abs(*peers); err != nil {
+		return err
+	}
+	b := binaries{shaperd: absolute, haproxy: lab.HAProxy(*peers)}
+	if err := lab.Sweep(); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "A PostgreSQL that is killed %d times, and started again %v later\n"+
+		"%d clients make a new connection for each transaction. The server, once it is back, shall get %d\n"+
+		"connections per second at first, and half as many more every 3 s.\n\n", *kills, downTime, clients, ramp)
+	var list []*outcome
+	for i := range programs {
+		p := &programs[i]
+		fmt.Fprintf(out, "%d/%d %s: %s\n", i+1, len(programs), p.name, p.note)
+		start := time.Now()
+		o, err := runProgram(ctx, b, p, *kills)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.name, err)
+		}
+		fmt.Fprintf(out, "    %v\n", time.Since(start).Round(time.Second))
+		list = append(list, o)
+	}
+	fmt.Fprintln(out)
+	printTable(out, list)
+	return check(out, list)
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"shaperd.dev/shaperd/test/lab"
+)
+
+// program is what stands between the clients and the server.
+type program struct {
+	name, note string
+	start      func(ctx context.Context, b binaries, h *lab.Host) (*gateway, error)
+	announced  bool // an operator holds the listener before the server is killed
+	ours       bool
+}
+
+var programs = [...]program{
+	{"shaperd", `on_down = "hold", and a check that expects the server to answer`, startShaperd, false, true},
+	{"shaperd, held", `"shaperd hold" before, and "shaperd resume" after`, startShaperd, true, true},
+	{"haproxy", "retries 3, option redispatch, pgsql-check", startHAProxy, false, false},
+	{"nginx", "stream, proxy_connect_timeout 5s", startNginx, false, false},
+}
+
+// gateway is a running program.
+type gateway struct {
+	*lab.Process
+	stop   func() error
+	verb   func(args ...string) error // of shaperd
+	daemon *lab.Daemon
+}
+
+const ramp = 100 // connections per second
+
+func startShaperd(ctx context.Context, b binaries, h *lab.Host) (*gateway, error) {
+	config := fmt.Sprintf(`[daemon]
+metrics = ""
+dashboard = ""
+[[listen]]
+name = "db"
+address = ["tcp://%s"]
+downstream = [%q]
+on_down = "hold"
+ramp = "%d/s"
+[listen.check]
+interval = "200ms"
+timeout = "200ms"
+rise = 1
+fall = 1
+send = "\u0000\u0000\u0000\u0017\u0000\u0003\u0000\u0000user\u0000postgres\u0000\u0000"
+expect = "R"
+[[limit]]
+name = "all"
+max_connections = 250
+`, outer, inner, ramp)
+	d, err := lab.StartDaemon(ctx, lab.DaemonOptions{Binary: b.shaperd, Host: h, Config: config})
+	if err != nil {
+		return nil, err
+	}
+	verb := func(args ...string) error {
+		return h.Run(b.shaperd, append(args, "--control", d.Control)...)
+	}
+	return &gateway{d.Process, d.Close, verb, d}, nil
+}
+
+// startPeer starts a program with a configuration of its own.
+func startPeer(ctx context.Context, h *lab.Host, config string, command func(path string) []string) (*gateway, error) {
+	dir, err := lab.TempDir()
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "config")
+	remove := func() error { return lab.RemoveDir(dir) }
+	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	argv := command(path)
+	p, err := lab.StartProcess(h.Start, exec.Command(argv[0], argv[1:]...))
+	if err == nil {
+		if err = p.AwaitListening(ctx, h, outer, false); err != nil {
+			p.Kill()
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	return &gateway{Process: p, stop: func() error { p.Kill(); return remove() }}, nil
+}
+
+func startHAProxy(ctx context.Context, b binaries, h *lab.Host) (*gateway, error) {
+	return startPeer(ctx, h, fmt.Sprintf(`global
+	maxconn 2000
+	stats timeout 10s
+defaults
+	mode tcp
+	timeout connect 5s
+	timeout client 1m
+	timeout server 1m
+	timeout queue 1m
+	retries 3
+	option redispatch
+listen db
+	bind %s
+	option pgsql-check user postgres
+	default-server inter 200ms rise 1 fall 1 slowstart 30s maxconn 250
+	server one %s check
+`, outer, inner), func(path string) []string { return append(b.haproxy, "-db", "-f", path) })
+}
+
+func startNginx(ctx context.Context, _ binaries, h *lab.Host) (*gateway, error) {
+	return startPeer(ctx, h, fmt.Sprintf(`load_module /usr/lib/nginx/modules/ngx_stream_module.so;
+daemon off;
+pid nginx.pid;
+error_log /dev/null;
+worker_processes 2;
+events { worker_connections 4000; }
+stream {
+	server {
+		listen %s;
+		proxy_connect_timeout 5s;
+		proxy_pass %s;
+	}
+}
+`, outer, inner), func(path string) []string {
+		return []string{"/usr/sbin/nginx", "-p", filepath.Dir(path), "-c", path}
+	})
+}
+
+// downTime is how long the server stays away.
+const downTime = time.Second
