@@ -64,7 +64,8 @@ func TestApplyAtRandom(t *testing.T) {
 				Downstream: []shaper.Downstream{{Host: h1, Port: p1, MaxConnections: r.IntN(3) * 4}, {Host: h2, Port: p2, Weight: 2}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
 				EjectAfter: 2, EjectFor: 50 * time.Millisecond, Balance: shaper.Balance(r.IntN(3)),
 				MaxQueue: 1000, ConnectTimeout: 300 * time.Millisecond, TCPIdleTimeout: time.Duration(r.IntN(2)) * 100 * time.Millisecond, MaxLifetime: time.Duration(r.IntN(2)) * 500 * time.Millisecond,
-				AccessLog: true,
+				AccessLog: true, SlowStart: time.Duration(r.IntN(2)) * 50 * time.Millisecond,
+				OnDown: shaper.OnDown(r.IntN(2)), Ramp: shaper.Frequency{N: 200, Per: time.Second}, HoldTimeout: 500 * time.Millisecond, RetryUnanswered: r.IntN(2) == 0,
 			}
 			if r.IntN(3) == 0 {
 				lt.Check = shaper.HealthCheck{Interval: 20 * time.Millisecond, Timeout: 20 * time.Millisecond, Rise: 1, Fall: 1}
@@ -75,6 +76,7 @@ func TestApplyAtRandom(t *testing.T) {
 				Name: "u" + name, Addresses: []shaper.Address{addressOf(shaper.UDP, udpPorts[i])},
 				Downstream: []shaper.Downstream{{Host: h3, Port: p3, MaxConnections: r.IntN(2) * 5}, {Host: h4, Port: p4}, {Host: "127.0.0.1", Port: 1}}[r.IntN(2) : 2+r.IntN(2)],
 				EjectAfter: 2, EjectFor: 50 * time.Millisecond, UDPIdleTimeout: time.Duration(50+r.IntN(2)*500) * time.Millisecond, MaxFlows: 10 + r.IntN(20), MaxFlowsPerSource: r.IntN(2) * 5, Amplification: r.IntN(2) * 3, Transparent: r.IntN(3) == 0, MaxQueue: 1000, ConnectTimeout: time.Second, AccessLog: true,
+				Ramp: shaper.Frequency{N: 200, Per: time.Second}, HoldTimeout: 500 * time.Millisecond,
 			}
 			listens = append(listens, lt, lu)
 		}
@@ -176,6 +178,16 @@ func TestApplyAtRandom(t *testing.T) {
 			for _, d := range p.Downstreams() {
 				if rand.IntN(10) == 0 {
 					p.DrainDownstream(d.Listen, d.Downstream, rand.IntN(2) == 0)
+				}
+			}
+			for _, l := range p.Listeners() {
+				switch rand.IntN(20) {
+				case 0:
+					p.Hold(l.Listen, rand.N(100*time.Millisecond), rand.IntN(2) == 0)
+				case 1:
+					p.Hold(l.Listen, shaper.Forever, false)
+				case 2, 3, 4:
+					p.Hold(l.Listen, 0, false)
 				}
 			}
 			time.Sleep(20 * time.Millisecond)

@@ -3,6 +3,8 @@
 package conn
 
 import (
+	"slices"
+
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/conn/internal/sock"
@@ -47,7 +49,7 @@ func (d *direction) move(limit int) int {
 	switch {
 	case d.pipe != nil:
 		n = d.drainPipe(limit)
-	case d.bulk && limit >= spliceMin && d.pieceSize == 0 && !d.src.mustPoll && len(d.unwritten) == 0 && !d.srcEOF && d.fillPipe(limit):
+	case d.bulk && !d.keeps() && limit >= spliceMin && d.pieceSize == 0 && !d.src.mustPoll && len(d.unwritten) == 0 && !d.srcEOF && d.fillPipe(limit):
 		if d.pipe != nil {
 			n = d.drainPipe(limit)
 		}
@@ -61,6 +63,7 @@ func (d *direction) move(limit int) int {
 		s, now := d.session, d.session.proxy.loop.now
 		if state := s.downstream.state; d == &s.down {
 			state.FromDownstream.Add(uint64(n))
+			s.resend.stop()
 			s.turns.answered(state)
 		} else {
 			state.ToDownstream.Add(uint64(n))
@@ -79,6 +82,9 @@ func (d *direction) move(limit int) int {
 	}
 	return n
 }
+
+// keeps reports whether what d sends may have to be sent again.
+func (d *direction) keeps() bool { return d == &d.session.up && d.session.resend.kept }
 
 // holds reports whether d has read what it has not sent.
 func (d *direction) holds() bool { return len(d.unwritten) > 0 || d.pipe != nil }
@@ -127,10 +133,16 @@ func (d *direction) copy(limit int) int {
 	case errno == unix.EAGAIN:
 		d.dst.writable = false
 	case errno != 0:
+		if d.keeps() && len(d.unwritten) == 0 {
+			d.unwritten = slices.Clone(b)
+		}
 		d.session.peerFailed(d.dst, d.session.proxy.loop.clock.Now())
 		return 0
 	case n < len(b):
 		d.dst.writable = false
+	}
+	if d.keeps() {
+		d.session.resend.keep(b[:n])
 	}
 	if len(d.unwritten) > 0 {
 		d.unwritten = d.unwritten[n:]
@@ -206,6 +218,9 @@ func (d *direction) drainPipe(limit int) int {
 
 // shutdown shuts down dst after the last byte of src. If src has failed, the session is reset instead.
 func (d *direction) shutdown() {
+	if d == &d.session.down && d.session.tryAgain(d.session.proxy.loop.now) {
+		return
+	}
 	if d.src.failed {
 		d.session.resetWhenSent(d.session.proxy.loop.now)
 		return

@@ -4,6 +4,7 @@ package conn
 
 import (
 	"net/netip"
+	"slices"
 
 	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
@@ -35,6 +36,7 @@ type session struct {
 	client, server endpoint
 	up, down       direction // to the downstream, and from it
 	activity       activity
+	resend         resend
 	turns          turns
 	tcpStats       tcpStats
 }
@@ -59,7 +61,7 @@ func (s *session) relay(header []byte, now leaky.Time) {
 	s.counts.Open.Add(1)
 	s.up = direction{session: s, src: &s.client, dst: &s.server, bytes: &s.counts.ToDownstream}
 	s.down = direction{session: s, src: &s.server, dst: &s.client, bytes: &s.counts.FromDownstream}
-	s.up.unwritten, s.up.headerLen = header, uint64(len(header))
+	s.up.unwritten, s.up.headerLen = slices.Concat(header, s.resend.begin(s.config.Load().RetryUnanswered)), uint64(len(header))
 	for _, d := range []*direction{&s.up, &s.down} {
 		d.unit, d.pacingRate = unit{owner: d, credit: grantCredit}, unpaced
 	}
@@ -100,6 +102,7 @@ func (s *session) reroute(policy *shaper.Policy, now leaky.Time) {
 func (s *session) peerFailed(e *endpoint, now leaky.Time) {
 	switch {
 	case e.failed:
+	case e == &s.server && s.tryAgain(now):
 	case s.up.dstShut && s.down.dstShut: // all has been delivered
 		s.finish(now)
 	case e != &s.server || s.stage != stageRelaying:
@@ -118,7 +121,9 @@ func (s *session) peerFailed(e *endpoint, now leaky.Time) {
 // readFailed ends s after an endpoint failed, of which all was read.
 func (s *session) readFailed(e *endpoint, now leaky.Time) {
 	if e == &s.server {
-		s.resetWhenSent(now)
+		if !s.tryAgain(now) {
+			s.resetWhenSent(now)
+		}
 		return
 	}
 	s.abort(e.resetEnding(), now)

@@ -27,6 +27,10 @@ type Listener struct {
 	// OnDown is what happens to new TCP connections while no downstream can be reached.
 	OnDown OnDown
 
+	// RetryUnanswered makes another connection, up to three times, if a downstream fails or closes before it has said
+	// anything, and sends it what the client has sent, if that is no more than 16 KiB.
+	RetryUnanswered bool
+
 	// While a listener is held, or while its connections are let in at a ramp, each waits for at most HoldTimeout,
 	// 1s to 24h, since it was accepted. Ramp is the rate of new connections after a hold, at first.
 	HoldTimeout time.Duration

@@ -65,9 +65,17 @@ var listenKeys = keys{
 			"are let in at a ramp. They also wait during `shaperd hold`.",
 	},
 	{
+		name: "retry_unanswered", typ: booleanType, def: "false", needs: []condition{tcpAddress},
+		field:    fieldOf(func(l *shaper.Listener) *bool { return &l.RetryUnanswered }),
+		omitZero: true, after: "on_down",
+		doc: "Connect again, up to three times, when a downstream fails or closes before it has said anything, and send it " +
+			"again what the client has sent, up to 16 KiB. The downstream may have acted on that: use it only where " +
+			"connections begin with a greeting, as those of databases do, and not with a request.",
+	},
+	{
 		name: "ramp", typ: quantityType("count a second, minute or hour", "10/s", `^[0-9]+ ?/(s|min|h)$`, parseConnectionFrequency, showFrequency), def: `"10/s"`,
 		field: fieldOf(func(l *shaper.Listener) *shaper.Frequency { return &l.Ramp }),
-		after: "on_down",
+		after: "retry_unanswered",
 		doc: "Rate of new connections, TCP and UDP flows, to all downstreams together after a hold. It grows by half every " +
 			"3 s, until no connection waits for it any more.",
 	},

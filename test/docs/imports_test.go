@@ -50,6 +50,7 @@ var allowed = map[string][]string{
 	"test/bench":             {"shaper/config", "test/lab", "test/lab/plot"},
 	"test/demo":              {"test/lab", "test/lab/plot"},
 	"test/demo/cluster":      {"test/lab", "test/lab/plot"},
+	"test/demo/restart":      {"test/lab"},
 	"test/demo/perhit":       nil,
 	"test/docs":              nil,
 	"test/lab":               {"internal/testutil"},

@@ -21,7 +21,7 @@ type program struct {
 }
 
 var programs = [...]program{
-	{"shaperd", `on_down = "hold", and a check that expects the server to answer`, startShaperd, false, true},
+	{"shaperd", `on_down = "hold", retry_unanswered, and a check that expects the server to answer`, startShaperd, false, true},
 	{"shaperd, held", `"shaperd hold" before, and "shaperd resume" after`, startShaperd, true, true},
 	{"haproxy", "retries 3, option redispatch, pgsql-check", startHAProxy, false, false},
 	{"nginx", "stream, proxy_connect_timeout 5s", startNginx, false, false},
@@ -46,6 +46,7 @@ name = "db"
 address = ["tcp://%s"]
 downstream = [%q]
 on_down = "hold"
+retry_unanswered = true
 ramp = "%d/s"
 [listen.check]
 interval = "200ms"

@@ -1,0 +1,88 @@
+// Owner: the loop's thread.
+
+package conn
+
+import (
+	"errors"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/conn/internal/sock"
+	"shaperd.dev/shaperd/leaky"
+)
+
+// resend is what a client has sent to a downstream that has not said anything yet. If that fails then, another
+// connection is made, and gets it too: with retry_unanswered.
+type resend struct {
+	kept  bool // all that was sent, with the header, is in sent
+	sent  []byte
+	next  []byte // for the next downstream, without a header
+	tries int
+}
+
+const (
+	// maxResend is the most that is kept: the greetings of databases are much smaller.
+	maxResend = 16 << 10
+
+	// maxResends is how often a connection is made again.
+	maxResends = 3
+)
+
+var errUnanswered = errors.New("closed without an answer")
+
+// begin begins to keep what is sent, and returns what was sent to the downstream before.
+func (r *resend) begin(wanted bool) (again []byte) {
+	again = r.next
+	*r = resend{kept: wanted && r.tries < maxResends, tries: r.tries}
+	return again
+}
+
+// keep notes that b was sent.
+func (r *resend) keep(b []byte) {
+	switch {
+	case !r.kept:
+	case len(r.sent)+len(b) > maxResend:
+		r.stop()
+	default:
+		r.sent = append(r.sent, b...)
+	}
+}
+
+// stop keeps nothing any more: the downstream has answered.
+func (r *resend) stop() { *r = resend{tries: r.tries} }
+
+// tryAgain connects s again if its downstream, which has failed or closed, has not said anything. It reports
+// whether it does.
+func (s *session) tryAgain(now leaky.Time) bool {
+	r := &s.resend
+	if !r.kept || s.stage != stageRelaying || s.up.srcEOF || s.up.dstShut || s.client.failed {
+		return false
+	}
+	l := s.proxy.loop
+	if n, _ := sock.Peek(s.server.fd, l.scratch[:1]); n > 0 || s.down.holds() {
+		return false // it has said something, which is yet to be delivered
+	}
+	all := slices.Concat(r.sent, s.up.unwritten)
+	header := min(s.up.headerLen, uint64(len(all)))
+	r.kept, r.sent, r.next = false, nil, all[header:]
+	r.tries++
+	s.stopRelaying(now)
+	s.dropUnsent()
+	s.stage = stageDialing
+	l.close(s.server.fd)
+	s.server.fd = -1
+	s.timer.Fire = func(now leaky.Time) { s.redial(unix.ETIMEDOUT, now) }
+	l.pacer.Cancel(&s.timer)
+	s.dialFailed(errUnanswered, now)
+	l.runLater(func(now leaky.Time) { // once what has called this is done with the session
+		if s.stage != stageDialing || s.server.fd >= 0 {
+			return
+		}
+		if list, full := s.eligible(s.target(), s.failedDownstreams, now); len(list) == 0 && !full {
+			s.failedDownstreams = nil // the same one may be up again
+		}
+		s.dial(now)
+	})
+	return true
+}
