@@ -162,8 +162,11 @@ func (m *machine) send() {
 		q = m.host.Request(now, func(key string) int64 { return m.plane.inUse(m.index[key], now) })
 	}
 	m.apply()
-	if m.leaving && m.anyUnsettled() {
-		return // only when nothing leaves any more
+	if m.leaving {
+		if m.anyUnsettled() {
+			return // only when nothing leaves any more
+		}
+		m.left = true // before the ledger hears of it; a call that was answered meanwhile has made it join
 	}
 	if m.Log != nil {
 		m.logf("%s calls %+v", m.name, *q)
@@ -220,13 +223,13 @@ func (m *machine) deliver(r *cluster.Reply) {
 	}
 }
 
-// leave makes the machine leave the group. The state directory has it first.
+// leave makes the machine leave the group.
 func (m *machine) leave() {
 	if !m.up || m.leaving || m.now < m.pausedUntil {
 		return
 	}
 	m.logf("%s leaves", m.name)
-	m.left, m.leaving = true, true
+	m.leaving = true
 	process := m.process
 	m.after(m.upTo(10*cluster.Second), func() { // it does not wait for ever
 		if m.up && m.process == process {

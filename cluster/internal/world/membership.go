@@ -49,7 +49,10 @@ func (w *world) configure(m *machine, d cluster.Time) {
 	if w.chance(0.5) {
 		m.params.Hosts++
 	} else {
-		m.params.Lease = w.params.Lease * 2 / cluster.Time(1+2*w.random.IntN(2)) // not less than two thirds: see docs/cluster.md
+		m.params.Lease *= 2
+		if w.chance(0.5) {
+			m.params.Lease = w.params.Lease * 9 / 10 // not less: see docs/cluster.md
+		}
 		m.params.Step = m.params.Lease / 2
 	}
 	w.logf("%s has wrong parameters", m.name)
