@@ -223,6 +223,12 @@ func (a *admission) countRefusal(gt *gate, why shaper.Reason, source netip.Addr,
 	a.sharing.miss(gt, now)
 }
 
+// requeue makes all waiters try the gates that they need now. They keep their turns.
+func (a *admission) requeue(now leaky.Time) {
+	a.swap(a.policy, func() {}, now)
+	a.run(now)
+}
+
 // swap changes to a new policy, which publish makes current everywhere else. Waiters keep their
 // tickets and move to the gates of the new policy in the next run, when the connections in flight have
 // been counted there.

@@ -145,8 +145,10 @@ func (c *change) swap(now leaky.Time) {
 		for _, gt := range ln.pools {
 			gt.limit = poolLimit(config)
 		}
-		if config.OnDown == shaper.DownRefuse {
+		ln.followChecks(now)
+		if config.OnDown == shaper.DownRefuse && ln.hold.down {
 			ln.hold.down = false
+			ln.goOn(now)
 		}
 		if p.listeners[config.Name] != ln && config.HeldFor > 0 {
 			ln.holdFor(config.HeldFor, now)
@@ -158,6 +160,7 @@ func (c *change) swap(now leaky.Time) {
 			ln.removed, moved = true, true
 			ln.stopProbes()
 			p.loop.pacer.Cancel(&ln.hold.timer)
+			ln.hold = hold{}
 		}
 	}
 	for key, l := range c.ports {

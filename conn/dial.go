@@ -45,13 +45,12 @@ func (s *session) dial(now leaky.Time) {
 		if s.downstream == nil {
 			d, full := s.pick(s.target(), s.failedDownstreams, now)
 			switch {
-			case full, d == nil && s.unreachable(s, now):
-				if !full {
-					s.failedDownstreams = nil
-				}
-				s.stage, s.paid = stageWaiting, true
-				s.release(now)
-				s.admission.acquire(&s.waiter, now)
+			case d == nil && s.unreachable(s, now):
+				s.failedDownstreams = nil
+				s.waitAgain(now)
+				return
+			case full:
+				s.waitAgain(now)
 				return
 			case d == nil:
 				s.counts.DialErrors.Add(1)
@@ -69,6 +68,14 @@ func (s *session) dial(now leaky.Time) {
 		}
 		s.dialFailed(err, now)
 	}
+}
+
+// waitAgain makes s, which has no downstream, wait for one without slots.
+func (s *session) waitAgain(now leaky.Time) {
+	s.endTrial(now)
+	s.stage, s.paid = stageWaiting, true
+	s.release(now)
+	s.admission.acquire(&s.waiter, now)
 }
 
 // connect starts to connect to d.
@@ -130,6 +137,11 @@ func (s *session) redial(err error, now leaky.Time) {
 	l.close(s.server.fd)
 	s.server.fd = -1
 	s.dialFailed(err, now)
+	if s.hold.until > 0 { // since the dial began
+		s.failedDownstreams = nil
+		s.waitAgain(now)
+		return
+	}
 	s.dial(now)
 }
 

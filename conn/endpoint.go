@@ -54,7 +54,8 @@ func (e *endpoint) ready(events uint32, now leaky.Time) {
 }
 
 // hasLeft reports whether a waiting client has closed its connection without sending anything, or
-// entirely. A client that has sent something and a FIN may wait for a reply.
+// entirely. A client that has sent something and a FIN may wait for a reply, but not during a hold: those that gave up
+// would fill the line.
 func (e *endpoint) hasLeft(events uint32) bool {
 	if events&unix.EPOLLHUP != 0 {
 		return true
@@ -64,7 +65,7 @@ func (e *endpoint) hasLeft(events uint32) bool {
 	}
 	var b [1]byte
 	n, errno := sock.Peek(e.fd, b[:])
-	return errno == 0 && n == 0
+	return errno == 0 && n == 0 && len(e.session.resend.next) == 0 || e.session.binding != nil && e.session.holds()
 }
 
 // disarmRead disables read events of an endpoint whose bytes are queued: each segment would wake the

@@ -48,7 +48,7 @@ func (p *Proxy) evict(counts *shaper.ListenerState, now leaky.Time) {
 // some wait. Otherwise sources that may be forged could keep connections out of a limit that applies
 // to both, with an occasional datagram.
 func (a *admission) evictIdleFlows(gt *gate, now leaky.Time) {
-	for n := gt.waiting; n > 0 && len(gt.queued) > 0 && gt.atCap(now); n-- {
+	for n := gt.waiting; n > 0 && len(gt.queued) > 0 && gt.atCap(now) && (gt.pool == nil || !gt.pool.listener.held(now)); n-- {
 		f := gt.victim(now)
 		if f == nil {
 			break

@@ -73,25 +73,38 @@ func (s *session) endTrial(now leaky.Time) {
 
 // unreachable is called when s has reached no downstream. It reports whether s shall wait until one can be reached.
 func (ln *listener) unreachable(s *session, now leaky.Time) bool {
-	h := &ln.hold
-	if ln.removed || ln.config.Load().OnDown != shaper.DownHold || s.failedHere {
-		return false
-	}
+	h, config := &ln.hold, ln.config.Load()
+	dialed := len(s.failedDownstreams) > 0
 	switch {
+	case ln.removed || s.failedHere || ln.anyFull(s.target(), s.failedDownstreams) || now >= s.since+leaky.FromDuration(config.HoldTimeout):
+		return false
+	case h.until > 0 && dialed:
+		return true
+	case config.OnDown != shaper.DownHold || !dialed && ln.resolved(): // only this client has no downstream
+		return false
 	case h.down:
 		h.tryAt = now + tryInterval
-	case s.dialedAt < h.reachedAt: // another one has reached one since
+	case dialed && s.dialedAt < h.reachedAt: // another one has reached one since
 	default:
 		ln.goDown(now)
 	}
-	s.endTrial(now)
 	ln.scheduleHold(now)
 	return true
 }
 
-// checksFail is called when the checks of a downstream say that it is down.
-func (ln *listener) checksFail(now leaky.Time) {
-	if ln.config.Load().OnDown == shaper.DownHold && !ln.hold.down && !slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return !d.down }) {
+// anyFull reports whether a downstream that a session could try has no room.
+func (ln *listener) anyFull(to target, failed []*downstream) bool {
+	return slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return !d.drained && !d.hasCapacity() && d.suits(to, failed) })
+}
+
+// resolved reports whether a downstream has an address.
+func (ln *listener) resolved() bool {
+	return slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return d.host.addr().IsValid() })
+}
+
+// followChecks begins to wait if checks say that all downstreams are down.
+func (ln *listener) followChecks(now leaky.Time) {
+	if ln.config.Load().OnDown == shaper.DownHold && !ln.hold.down && len(ln.downstreams) > 0 && !slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return !d.down }) {
 		ln.goDown(now)
 		ln.scheduleHold(now)
 	}
@@ -136,7 +149,15 @@ func (d *downstream) recover(now leaky.Time) {
 	ln := d.listener
 	others := slices.ContainsFunc(ln.downstreams, func(o *downstream) bool { return o != d && o.statusError() == nil })
 	if ln.config.Load().SlowStart > 0 && !ln.holds() && !others {
+		ln.gateWaiters()
 		ln.goOn(now)
+	}
+}
+
+// gateWaiters makes connections that wait for a limit pass a pool as well, in which ln is held.
+func (ln *listener) gateWaiters() {
+	if a := ln.proxy.admission; !ln.mayHold() && len(a.queues) > 0 {
+		ln.proxy.loop.runLater(func(now leaky.Time) { a.requeue(now) })
 	}
 }
 
@@ -190,6 +211,7 @@ func (ln *listener) resume(now leaky.Time) {
 // holdFor holds ln for d, or for ever.
 func (ln *listener) holdFor(d time.Duration, now leaky.Time) {
 	h := &ln.hold
+	ln.gateWaiters()
 	if !h.active() {
 		h.since = now
 	}

@@ -115,6 +115,7 @@ func (r *proxyRig) status() shaper.ListenerStatus { return r.proxy.Listeners()[0
 // While no server listens, connections wait. One of them tries each second; when one has reached the server, the others
 // follow at the ramp. None fails, however often the server goes away.
 func TestHold_Down(t *testing.T) {
+	t.Parallel()
 	g := newGreeter(t)
 	r := start(t, shaper.TCP, g.addr)
 	r.listen.OnDown, r.listen.Ramp, r.listen.HoldTimeout = shaper.DownHold, shaper.Frequency{N: 20, Per: time.Second}, time.Minute
@@ -152,6 +153,7 @@ func TestHold_Down(t *testing.T) {
 
 // With checks these decide, and a connection that would be accepted is not tried.
 func TestHold_Check(t *testing.T) {
+	t.Parallel()
 	g := newGreeter(t)
 	r := start(t, shaper.TCP, g.addr)
 	r.listen.OnDown, r.listen.Ramp, r.listen.HoldTimeout = shaper.DownHold, shaper.Frequency{N: 100, Per: time.Second}, time.Minute
@@ -173,6 +175,7 @@ func TestHold_Check(t *testing.T) {
 
 // A server that accepts connections, but does not say what is expected, is not up.
 func TestHold_CheckExpects(t *testing.T) {
+	t.Parallel()
 	g := newGreeter(t)
 	g.says = "starting"
 	g.start()
@@ -205,6 +208,7 @@ func TestHold_CheckExpects(t *testing.T) {
 
 // The trial of a client that goes away is not waited for, and one that has waited for too long is refused.
 func TestHold_ClientsLeave(t *testing.T) {
+	t.Parallel()
 	g := newGreeter(t)
 	r := start(t, shaper.TCP, g.addr)
 	r.listen.OnDown, r.listen.Ramp, r.listen.HoldTimeout = shaper.DownHold, shaper.Frequency{N: 100, Per: time.Second}, 1500*time.Millisecond
@@ -236,6 +240,7 @@ func TestHold_ClientsLeave(t *testing.T) {
 
 // An operator holds a listener: new connections wait, existing ones go on, and idle ones end if they were asked to.
 func TestHold_Operator(t *testing.T) {
+	t.Parallel()
 	g := newGreeter(t)
 	g.start()
 	r := start(t, shaper.TCP, g.addr)
@@ -290,6 +295,7 @@ func TestHold_Operator(t *testing.T) {
 
 // UDP flows wait too, with their first datagrams, and pass at the ramp.
 func TestHold_UDP(t *testing.T) {
+	t.Parallel()
 	r := start(t, shaper.UDP, echoUDP(t, 10).String())
 	r.listen.Ramp, r.listen.HoldTimeout = shaper.Frequency{N: 20, Per: time.Second}, time.Minute
 	r.apply()
@@ -316,6 +322,7 @@ func TestHold_UDP(t *testing.T) {
 
 // A single downstream that was away gets connections at a ramp too, with slow_start.
 func TestSlowStart_Ramp(t *testing.T) {
+	t.Parallel()
 	g := newGreeter(t)
 	r := start(t, shaper.TCP, g.addr)
 	r.listen.SlowStart, r.listen.Ramp, r.listen.HoldTimeout = 4*time.Second, shaper.Frequency{N: 20, Per: time.Second}, time.Minute

@@ -46,7 +46,7 @@ func (p *probe) configure(now leaky.Time) {
 func (p *probe) start(now leaky.Time) {
 	d := p.d
 	proxy, config := d.listener.proxy, d.listener.config.Load()
-	if !d.hasCapacity() {
+	if !d.hasCapacity() && !d.listener.hold.down {
 		p.scheduleNext(now)
 		return
 	}
@@ -135,7 +135,7 @@ func (p *probe) finish(err error, now leaky.Time) {
 			d.down = true
 			log.Warn("downstream is down", "listener", d.listener.name, "downstream", d.Name(), "err", err)
 			d.closeFlows(now, anyPort)
-			d.listener.checksFail(now)
+			d.listener.followChecks(now)
 			d.listener.wakeLater() // if this was the last available one, all are tried
 		}
 	default:

@@ -27,6 +27,9 @@ const (
 
 // begin begins a ramp, which takes at least some time.
 func (r *ramp) begin(rate shaper.Frequency, least, now leaky.Time) {
+	if *r = (ramp{}); rate.N == 0 {
+		return
+	}
 	*r = ramp{interval: leaky.FromDuration(rate.Per) / leaky.Time(rate.N), next: now, stepAt: now + rampStep, endAt: now + least}
 }
 

@@ -3,10 +3,7 @@
 package conn
 
 import (
-	"errors"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
@@ -28,8 +25,6 @@ const (
 	// maxResends is how often a connection is made again.
 	maxResends = 3
 )
-
-var errUnanswered = errors.New("closed without an answer")
 
 // begin begins to keep what is sent, and returns what was sent to the downstream before.
 func (r *resend) begin(wanted bool) (again []byte) {
@@ -56,7 +51,7 @@ func (r *resend) stop() { *r = resend{tries: r.tries} }
 // whether it does.
 func (s *session) tryAgain(now leaky.Time) bool {
 	r := &s.resend
-	if !r.kept || s.stage != stageRelaying || s.up.srcEOF || s.up.dstShut || s.client.failed {
+	if !r.kept || s.removed || s.stage != stageRelaying || s.up.srcEOF || s.up.dstShut || s.client.failed {
 		return false
 	}
 	l := s.proxy.loop
@@ -67,22 +62,20 @@ func (s *session) tryAgain(now leaky.Time) bool {
 	header := min(s.up.headerLen, uint64(len(all)))
 	r.kept, r.sent, r.next = false, nil, all[header:]
 	r.tries++
+	s.sampleStats()
 	s.stopRelaying(now)
 	s.dropUnsent()
-	s.stage = stageDialing
+	s.stage, s.activity, s.tcpStats = stageDialing, activity{}, tcpStats{}
+	l.pacer.Cancel(&s.timer)
 	l.close(s.server.fd)
 	s.server.fd = -1
-	s.timer.Fire = func(now leaky.Time) { s.redial(unix.ETIMEDOUT, now) }
-	l.pacer.Cancel(&s.timer)
-	s.dialFailed(errUnanswered, now)
+	s.proxy.trafficLog.warn("downstream has closed a connection without an answer", "listener", s.name, "downstream", s.downstream.address(s.flow.Port, s.samePort))
+	s.releaseDownstream(now)
 	l.runLater(func(now leaky.Time) { // once what has called this is done with the session
-		if s.stage != stageDialing || s.server.fd >= 0 {
-			return
+		if s.stage == stageDialing && s.server.fd < 0 {
+			s.failedDownstreams = nil
+			s.waitAgain(now)
 		}
-		if list, full := s.eligible(s.target(), s.failedDownstreams, now); len(list) == 0 && !full {
-			s.failedDownstreams = nil // the same one may be up again
-		}
-		s.dial(now)
 	})
 	return true
 }

@@ -59,11 +59,15 @@ const (
 func (s *session) relay(header []byte, now leaky.Time) {
 	s.stage = stageRelaying
 	s.counts.Open.Add(1)
+	pacing, lowat := s.down.pacingRate, s.down.lowat // of the client's socket, if there was another downstream
 	s.up = direction{session: s, src: &s.client, dst: &s.server, bytes: &s.counts.ToDownstream}
 	s.down = direction{session: s, src: &s.server, dst: &s.client, bytes: &s.counts.FromDownstream}
 	s.up.unwritten, s.up.headerLen = slices.Concat(header, s.resend.begin(s.config.Load().RetryUnanswered)), uint64(len(header))
 	for _, d := range []*direction{&s.up, &s.down} {
 		d.unit, d.pacingRate = unit{owner: d, credit: grantCredit}, unpaced
+	}
+	if s.resend.tries > 0 {
+		s.down.pacingRate, s.down.lowat = pacing, lowat
 	}
 	s.updateSlots(now)
 	s.reroute(s.proxy.shaper.Policy(), now)

@@ -186,6 +186,9 @@ func (q *waitQueue) deadline() leaky.Time {
 	from, gt := first.arrived, q.gates[q.pos]
 	switch {
 	case gt.pool == nil:
+		if last := len(q.gates) - 1; q.gates[last].pool != nil && q.gates[last].pool.listener.holds() {
+			from += q.waits[last].waited - first.waitedBefore[last] // in the hold
+		}
 	case gt.pool.listener.holds():
 		return first.since + leaky.FromDuration(gt.pool.listener.config.Load().HoldTimeout)
 	default:
