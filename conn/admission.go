@@ -223,16 +223,25 @@ func (a *admission) countRefusal(gt *gate, why shaper.Reason, source netip.Addr,
 	a.sharing.miss(gt, now)
 }
 
-// requeue makes all waiters try the gates that they need now. They keep their turns.
-func (a *admission) requeue(now leaky.Time) {
-	a.swap(a.policy, func() {}, now)
-	a.run(now)
-}
-
 // swap changes to a new policy, which publish makes current everywhere else. Waiters keep their
 // tickets and move to the gates of the new policy in the next run, when the connections in flight have
 // been counted there.
 func (a *admission) swap(p *shaper.Policy, publish func(), now leaky.Time) {
+	waiting := a.dequeueAll(now)
+	publish()
+	a.policy, a.policySince = p, now
+	clear(a.quotas) // those of gates at which nothing waits
+	a.retries = append(a.retries, waiting...)
+}
+
+// requeue makes all waiters try the gates that they need now. They keep their turns.
+func (a *admission) requeue(now leaky.Time) {
+	a.retries = append(a.retries, a.dequeueAll(now)...)
+	a.run(now)
+}
+
+// dequeueAll dequeues all waiters, and returns them in the order of their turns.
+func (a *admission) dequeueAll(now leaky.Time) (list []*waiter) {
 	type turn struct {
 		*waiter
 		round int
@@ -249,11 +258,9 @@ func (a *admission) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 	for _, e := range waiting {
 		a.dequeue(e.waiter, now)
 	}
-	publish()
-	a.policy, a.policySince = p, now
-	clear(a.quotas) // those of gates at which nothing waits
 	slices.SortFunc(waiting, func(x, y turn) int { return cmp.Or(cmp.Compare(x.round, y.round), cmp.Compare(x.turn, y.turn)) })
 	for _, e := range waiting {
-		a.retries = append(a.retries, e.waiter)
+		list = append(list, e.waiter)
 	}
+	return list
 }
