@@ -196,7 +196,7 @@ func TestHold_TimeIsNotOfLimits(t *testing.T) {
 	t.Parallel()
 	g := newGreeter(t)
 	g.start()
-	limits := []shaper.Limit{{Name: "max", NewConnections: shaper.Frequency{N: 10, Per: time.Second}, MaxQueue: 100, QueueTimeout: 1500 * time.Millisecond}}
+	limits := []shaper.Limit{{Name: "max", NewConnections: shaper.Frequency{N: 40, Per: time.Second}, MaxQueue: 100, QueueTimeout: 3 * time.Second}}
 	r := start(t, shaper.TCP, g.addr, limits...)
 	r.listen.Ramp, r.listen.HoldTimeout = shaper.Frequency{N: 1000, Per: time.Second}, time.Minute
 	r.apply(limits...)
@@ -204,7 +204,7 @@ func TestHold_TimeIsNotOfLimits(t *testing.T) {
 		t.Errorf("without a hold %d of 8 were greeted", n)
 	}
 	time.Sleep(time.Second)
-	r.proxy.Hold("l", 2*time.Second, false)
+	r.proxy.Hold("l", 4*time.Second, false)
 	if n := r.visitors(t, 8, testTimeout)(); n != 8 {
 		t.Errorf("after a hold %d of 8 were greeted", n)
 	}

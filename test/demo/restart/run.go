@@ -23,7 +23,7 @@ var (
 const (
 	clients      = 20
 	transactions = 5 // of one pgbench
-	upTime       = 3 * time.Second
+	upTime       = 1500 * time.Millisecond
 )
 
 // outcome is what was seen of one program.
