@@ -320,6 +320,8 @@ type Explanation struct {
 	Reason      string        `json:"reason"`
 	By          string        `json:"by,omitempty"`          // deciding limit
 	Unavailable string        `json:"unavailable,omitempty"` // why no downstream is available, whatever the limits
+	Waiting     int           `json:"waiting"`               // connections and flows of the listener that wait for a downstream
+	Hold        *Hold         `json:"hold,omitempty"`        // why new ones wait, whatever the limits
 	Flows       *FlowQuota    `json:"flows,omitempty"`       // only for a UDP address of a listener
 	Connections []Connection  `json:"connections"`           // of the source, at most 20
 }

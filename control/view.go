@@ -81,7 +81,7 @@ func (v *view) status() api.Status {
 		}
 		l.Unavailable = UnavailableReason(l.Downstreams)
 		if st := holds[n.Name]; st != nil {
-			l.Waiting, l.Hold = st.Waiting, newHold(st)
+			l.Waiting, l.Hold = st.Waiting, NewHold(st)
 		}
 		s.Listeners = append(s.Listeners, l)
 	}
@@ -151,14 +151,14 @@ func NewDownstream(d shaper.DownstreamStatus) api.DownstreamStatus {
 func (v *view) hold(listener string) (waiting int, _ *api.Hold) {
 	for _, st := range v.Proxy.Listeners() {
 		if st.Listen == listener {
-			return st.Waiting, newHold(&st)
+			return st.Waiting, NewHold(&st)
 		}
 	}
 	return 0, nil
 }
 
-// newHold converts st to its form in the API.
-func newHold(st *shaper.ListenerStatus) *api.Hold {
+// NewHold converts st to its form in the API; nil if nothing keeps connections waiting.
+func NewHold(st *shaper.ListenerStatus) *api.Hold {
 	out := &api.Hold{For: st.HeldFor.Seconds(), Rate: st.Rate, LastServed: max(0, st.LastServed.Seconds())}
 	switch {
 	case st.Held:

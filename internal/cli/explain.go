@@ -162,6 +162,9 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 	if as := asnLabel(x.ASN, x.ASName); as != "" {
 		p.Line("%s", as)
 	}
+	if x.Hold != nil {
+		p.Line("%s", p.Red(holdText(x.Listener, x.Waiting, x.Hold)))
+	}
 	if x.Unavailable != "" {
 		p.Line("%s", p.Red(unavailableText(x.Listener, x.Unavailable)))
 	}

@@ -36,6 +36,7 @@ func TestHold(t *testing.T) {
 		out, err := second.verb("status")
 		return err == nil && strings.Contains(out, `HELD: new connections of db wait, since `) && strings.Contains(out, "; 1 waiting.")
 	})
+	second.must("explain --source 192.0.2.1 --to tcp/"+port(listen), "HELD: new connections of db wait")
 	second.must("resume db", "RAMP: new connections of db are let in at 10/s, and growing; ")
 	if err := ping(c); err != nil {
 		t.Fatal(err)
@@ -46,6 +47,8 @@ func TestHold(t *testing.T) {
 	third := startControlled(t, config, "--state", state)
 	third.must("resume db", "db is not held.")
 }
+
+func port(addr string) string { return addr[strings.LastIndexByte(addr, ':')+1:] }
 
 func TestHoldText(t *testing.T) {
 	for _, tt := range []struct {

@@ -111,6 +111,11 @@ func (s *server) addDownstreams(x *explain.Explanation) {
 		}
 	}
 	x.Unavailable = control.UnavailableReason(all)
+	for _, st := range s.proxy.Listeners() {
+		if x.Attach == nil && st.Listen == x.Listener {
+			x.Waiting, x.Hold = st.Waiting, control.NewHold(&st)
+		}
+	}
 }
 
 // addConnections adds the connections that the source has at the listener.
