@@ -55,7 +55,7 @@ local function item(key, has, want, weight, every, burst)
     has = 0
   elseif has > parts and not slots then
     local may = parts
-    if wasLive and knewBefore < b[1] and b[1] <= known then may = share end
+    if (wasLive or now < m[KNOWN]) and knewBefore < b[1] and b[1] <= known then may = share end
     if has > may then has, cut = may, true end
   end
   want, weight = max(0, min(want, WHOLE)), max(1, min(weight, MAX_WEIGHT))
