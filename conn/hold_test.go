@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -349,5 +350,53 @@ func TestSlowStart_Ramp(t *testing.T) {
 	r.proxy.loop.call(func(leaky.Time) { left = r.proxy.listeners["l"].hold.ramp.interval })
 	if left != 0 {
 		t.Error("a ramp is left")
+	}
+}
+
+// Sources take turns on the ramp, and one that has more than its part of the line loses its newest connection to others.
+func TestHold_IsFair(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	came := make(chan byte, 100) // what clients have sent
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				b := make([]byte, 1)
+				c.Read(b)
+				came <- b[0]
+				c.Close()
+			}()
+		}
+	}()
+	r := start(t, shaper.TCP, l.Addr().String())
+	r.listen.Ramp, r.listen.HoldTimeout, r.listen.MaxQueue = shaper.Frequency{N: 20, Per: time.Second}, time.Minute, 20
+	r.apply()
+	r.proxy.Hold("l", shaper.Forever, false)
+	for range 20 {
+		dialFrom(t, "127.0.0.5", r.addr()).Write([]byte("a"))
+	}
+	testutil.WaitFor(t, "all to wait", func() bool { return r.status().Waiting == 20 })
+	for range 3 {
+		dialFrom(t, "127.0.0.6", r.addr()).Write([]byte("b"))
+	}
+	time.Sleep(100 * time.Millisecond)
+	if n := r.status().Waiting; n != 20 {
+		t.Errorf("%d wait, max_queue is 20", n)
+	}
+	r.proxy.Hold("l", 0, false)
+	first := ""
+	for range 6 {
+		first += string(<-came)
+	}
+	if strings.Count(first, "b") != 3 {
+		t.Errorf("the first to be served were %q: sources do not take turns", first)
 	}
 }
