@@ -2,9 +2,11 @@ package conn
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -257,7 +259,7 @@ func TestHold_ClientsGaveUp(t *testing.T) {
 	time.Sleep(200 * time.Millisecond)
 	c := dial(t, r.addr())
 	c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
-	if _, err := c.Read(make([]byte, 1)); !err.(net.Error).Timeout() {
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("refused (%v) by %d that have closed", err, r.status().Waiting)
 	}
 	if n := r.status().Waiting; n > 1 {
