@@ -75,6 +75,9 @@ func (s *session) endTrial(now leaky.Time) {
 func (ln *listener) unreachable(s *session, now leaky.Time) bool {
 	h, config := &ln.hold, ln.config.Load()
 	dialed := len(s.failedDownstreams) > 0
+	if h.down { // whatever the reason, the next one does not follow at once
+		h.tryAt = now + tryInterval
+	}
 	switch {
 	case ln.removed || s.failedHere || ln.anyFull(s.target(), s.failedDownstreams) || now >= s.since+leaky.FromDuration(config.HoldTimeout):
 		return false
@@ -83,7 +86,6 @@ func (ln *listener) unreachable(s *session, now leaky.Time) bool {
 	case config.OnDown != shaper.DownHold || !dialed && ln.resolved(): // only this client has no downstream
 		return false
 	case h.down:
-		h.tryAt = now + tryInterval
 	case dialed && s.dialedAt < h.reachedAt: // another one has reached one since
 	default:
 		ln.goDown(now)
@@ -165,14 +167,15 @@ func (ln *listener) gateWaiters() {
 func (ln *listener) scheduleHold(now leaky.Time) {
 	h := &ln.hold
 	next := leaky.Never
-	if h.until > 0 {
+	switch {
+	case h.until > 0:
 		next = h.until
-	} else if h.down {
+	case h.down:
 		next = max(h.tryAt, now)
-	} else if h.ramp.interval > 0 {
-		if next = h.ramp.stepAt; h.ramp.next > now {
-			next = min(next, h.ramp.next)
-		}
+	case h.ramp.interval > 0 && h.ramp.next > now:
+		next = min(h.ramp.stepAt, h.ramp.next)
+	case h.ramp.interval > 0:
+		next = h.ramp.stepAt
 	}
 	if next == leaky.Never {
 		ln.proxy.loop.pacer.Cancel(&h.timer)

@@ -212,35 +212,6 @@ func TestHold_TimeIsNotOfLimits(t *testing.T) {
 	}
 }
 
-// While checks hold a listener, they run even if as many connections are open as may be.
-func TestHold_ChecksBeyondTheCap(t *testing.T) {
-	t.Parallel()
-	g := newGreeter(t)
-	g.start()
-	r := start(t, shaper.TCP, g.addr)
-	r.listen.OnDown, r.listen.Ramp, r.listen.HoldTimeout = shaper.DownHold, shaper.Frequency{N: 100, Per: time.Second}, time.Minute
-	r.listen.Check = shaper.HealthCheck{Interval: 50 * time.Millisecond, Timeout: time.Second, Rise: 1, Fall: 1, Expect: "hell"}
-	r.listen.Downstream[0].MaxConnections = 3
-	r.apply()
-	for range 2 {
-		c := dial(t, r.addr())
-		readN(c, 5)
-	}
-	g.mu.Lock()
-	g.says = "starting"
-	g.mu.Unlock()
-	testutil.WaitFor(t, "it to be down", func() bool { return r.status().Down })
-	r.listen.Downstream[0].MaxConnections = 2
-	r.apply()
-	g.mu.Lock()
-	g.says = "hello"
-	g.mu.Unlock()
-	time.Sleep(2 * time.Second)
-	if r.status().Down {
-		t.Errorf("%+v", r.status())
-	}
-}
-
 // Clients that have sent something and closed leave the line.
 func TestHold_ClientsGaveUp(t *testing.T) {
 	t.Parallel()

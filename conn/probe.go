@@ -46,7 +46,7 @@ func (p *probe) configure(now leaky.Time) {
 func (p *probe) start(now leaky.Time) {
 	d := p.d
 	proxy, config := d.listener.proxy, d.listener.config.Load()
-	if !d.hasCapacity() && !d.listener.hold.down {
+	if !d.hasCapacity() {
 		p.scheduleNext(now)
 		return
 	}

@@ -24,7 +24,7 @@ type ListenerStatus struct {
 	HeldFor    time.Duration // so far
 	HeldUntil  time.Duration // from now, by an operator; Forever if it does not end by itself
 	Waiting    int           // connections
-	Rate       float64       // new connections a second of the ramp; 0 if there is none
+	Rate       float64       // new connections a second of the ramp; 0 without a ramp
 	LastServed time.Duration // from now, when the last of them will have passed the ramp; -1 if that is not known
 }
 

@@ -19,7 +19,7 @@
  * Packets wait in a queue for a departure that the terms of their time let them have. So those of a
  * hot bucket that change apply from its last departure on: its time is that of then until then. No
  * packet waits for a phase with other parts, as the lease is renewed in general: a queue would fill up
- * with packets that leave too slowly. The exception is a hot bucket in whose queue there is none, as
+ * with packets that leave too slowly. The exception is a hot bucket whose queue is empty, as
  * one unit may take longer than a lease.
  *
  * The clock of leases is CLOCK_BOOTTIME, which goes on while the machine is suspended; in ticks, like

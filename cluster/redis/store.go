@@ -37,8 +37,8 @@ func New(o Options) *Store {
 	return s
 }
 
-// Server returns the address of the server that the connection is to, host:port; "" if there is none. It waits
-// for the request that is on its way.
+// Server returns the address of the server that the connection is to, host:port; "" while it is not connected.
+// It waits for the request that is on its way.
 func (s *Store) Server() string {
 	<-s.free
 	defer func() { s.free <- struct{}{} }()

@@ -33,7 +33,7 @@ type Options struct {
 	Split  bool         // two ledgers are alive at once
 	Many   bool         // buckets, as in some of the others
 	Small  bool         // few hosts, buckets and kinds of faults, which follow each other fast
-	Faults []Fault      // kinds that happen in a small group; if there are none, the seed chooses
+	Faults []Fault      // kinds that happen in a small group; when empty, the seed chooses
 	New    func(run string) Ledger
 
 	// After is called after each call, if it is not nil. It returns what is wrong, or "".
