@@ -14,31 +14,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/test/lab"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
-	go func() {
-		<-ctx.Done()
-		stop() // a second signal kills the program
-	}()
-	err := demonstrate(ctx, os.Stdout, os.Args[1:])
-	switch {
-	case err == nil, errors.Is(err, flag.ErrHelp):
-		return
-	case errors.Is(err, context.Canceled):
-		err = errors.New("interrupted, cleaned up")
-	}
-	fmt.Fprintf(os.Stderr, "demo-cluster: %v\n", err)
-	os.Exit(1)
-}
+func main() { lab.Main("demo-cluster", demonstrate) }
 
 var intro = fmt.Sprintf(`One limit of %d Mbit/s, three gateways
 Each gateway has sources that send %d %% of the rate. More of them, which send all they can, move to
