@@ -62,7 +62,7 @@ func (s *session) tryAgain(now leaky.Time) bool {
 	header := min(s.up.headerLen, uint64(len(all)))
 	r.kept, r.sent, r.next = false, nil, all[header:]
 	r.tries++
-	s.sampleStats()
+	s.sampleStatsAtEnd(now)
 	s.stopRelaying(now)
 	s.dropUnsent()
 	s.stage, s.activity, s.tcpStats = stageDialing, activity{}, tcpStats{}

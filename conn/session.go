@@ -182,7 +182,7 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 	s.logAccess(how, now)
 	l.pacer.Cancel(&s.timer)
 	if s.stage == stageRelaying || s.stage == stageResetting {
-		s.sampleStats()
+		s.sampleStatsAtEnd(now)
 		if how == shaper.ResetByServer {
 			s.downstream.state.Resets.Add(1)
 		}
