@@ -24,6 +24,8 @@ type Listener struct {
 	EjectAfter int
 	EjectFor   time.Duration
 
+	Breaker Breaker
+
 	// OnDown is what happens to new TCP connections while no downstream can be reached.
 	OnDown OnDown
 
@@ -186,6 +188,29 @@ const (
 )
 
 func (d OnDown) String() string { return enumName(d, "refuse", "hold") }
+
+// Breaker keeps connections away from a downstream that has failed several times in a row, even if there is no other.
+// There is none when After is 0.
+type Breaker struct {
+	After   int           // failures in a row, 1 to 1000
+	Of      []Failure     // that count
+	For     time.Duration // for which it opens, 10ms to 24h
+	Probe   int           // how many connections may try the downstream at once after that, 1 to 100
+	Timeout time.Duration // until the first byte of an answer, 10ms to 1h, for FailedFirstByte
+	Reply   string        // to clients that are refused meanwhile; RetryAfter in it is the number of seconds. "" is none
+}
+
+// Failure is a way in which a downstream fails a connection.
+type Failure uint8
+
+// The ways in which downstreams fail.
+const (
+	FailedDial      Failure = iota // it could not be connected
+	FailedReset                    // it has reset a connection to which it owed an answer
+	FailedFirstByte                // it has closed a connection before its first byte, or has not sent that in time
+)
+
+func (f Failure) String() string { return enumName(f, "dial", "reset", "first-byte") }
 
 // ProxyVersion is a version of the PROXY protocol.
 type ProxyVersion uint8

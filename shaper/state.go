@@ -113,6 +113,8 @@ type DownstreamState struct {
 	Resets        atomic.Uint64 // connections that it has ended with a reset, or that have timed out
 	ICMPErrors    atomic.Uint64 // of UDP flows
 
+	BreakerOpened atomic.Uint64 // how often it was closed before
+
 	Retransmits     atomic.Uint64 // segments that TCP has sent to it again
 	Busy            atomic.Uint64 // us in which data was on its way to it, over all connections
 	ReceiverLimited atomic.Uint64 // us of these in which its receive window was full

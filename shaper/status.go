@@ -8,12 +8,14 @@ import (
 // DownstreamStatus is the status of a downstream of a listener.
 type DownstreamStatus struct {
 	Listen, Downstream string
-	Up                 bool   // reachable, according to checks, dials and replies
-	Down               bool   // checks fail
-	Drained            bool   // drained by an operator
-	Error              string // reason if not Up
-	InFlight           int    // connections
-	MaxConnections     int    // maximum of InFlight; 0 is unlimited
+	Up                 bool // reachable, according to checks, dials and replies
+	Down               bool // checks fail
+	Drained            bool // drained by an operator
+	BreakerOpen        bool
+	RetryIn            time.Duration // from now, when the open breaker lets a connection try again; 0 if it may now
+	Error              string        // reason if not Up
+	InFlight           int           // connections
+	MaxConnections     int           // maximum of InFlight; 0 is unlimited
 	State              *DownstreamState
 }
 

@@ -65,6 +65,7 @@ const (
 	Overload                       // descriptors or memory ran short
 	Stopped                        // the daemon was stopped
 	Killed                         // ended by an operator
+	BreakerOpen                    // refused, as the breaker of its downstream was open
 	numEndings
 )
 
@@ -75,6 +76,6 @@ func (e Ending) String() string {
 	return enumName(
 		e,
 		"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
-		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed",
+		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed", "breaker-open",
 	)
 }

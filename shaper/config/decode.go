@@ -155,6 +155,17 @@ func (l *loader) listen(t table) {
 	if !t.has("check") {
 		listen.Check = shaper.HealthCheck{}
 	}
+	switch {
+	case !t.has("breaker"):
+		listen.Breaker = shaper.Breaker{}
+	case t.has("eject"):
+		t.errorf("eject", "has no effect with a breaker, which keeps connections from a failing downstream as well: remove one of them")
+	default:
+		listen.EjectAfter = 0
+		if len(listen.Breaker.Of) == 0 {
+			listen.Breaker.Of = []shaper.Failure{shaper.FailedDial}
+		}
+	}
 	addresses := located(listen.Addresses, elems["address"])
 	for _, a := range addresses {
 		l.addresses = append(l.addresses, locatedAddress{a.value, len(l.c.Listen), a.at})

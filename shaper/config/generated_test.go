@@ -251,6 +251,7 @@ func TestSchema(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	const listen = "[[listen]]\nname = \"db\"\naddress = [\"tcp://0.0.0.0:1\", \"udp://0.0.0.0:1\"]\n"
 	const limited = listen + "downstream = [\"a\"]\n[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n[[limit]]\nname = \"l\"\n"
+	const onePort = "[[listen]]\nname = \"api\"\naddress = \"tcp://0.0.0.0:8080\"\ndownstream = \"a:80\"\n"
 	contexts := map[string][]string{
 		"daemon":      {"[daemon]\n@\n" + listenDB},
 		"transparent": {listenDB + "transparent = true\n[transparent]\n@\n"},
@@ -263,6 +264,7 @@ func TestDefaults(t *testing.T) {
 		"downstream": {listen + "downstream = [\"a\", { address = \"b\"@ }]\n"},
 		"check":      {listen + "downstream = [\"a\"]\ncheck = { rise = 2@ }\n", listen + "downstream = [\"a\"]\ncheck = { fall = 3@ }\n"},
 		"eject":      {listen + "downstream = [\"a\", \"b\"]\neject = { after = 3@ }\n", listen + "downstream = [\"a\", \"b\"]\neject = { for = \"10s\"@ }\n"},
+		"breaker":    {onePort + "breaker = { probe = 1@ }\n", onePort + "breaker = { after = 5@ }\n"},
 		"attach":     {"[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n@\n[[limit]]\nname = \"l\"\nmatch.attach = [\"up\"]\nmax_connections = 1\n"},
 		"limit": {
 			limited + "match.protocol = \"udp\"\nrate = \"1MB/s\"\npackets = \"5/s\"\nmax_connections = 5\n@\n",

@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"shaperd.dev/shaperd/shaper"
@@ -117,6 +119,18 @@ var listenKeys = keys{
 		}),
 		doc: "Passive health check: the number of consecutive failed dials after which a downstream gets no " +
 			"connections, and for how long, unless no other is left.",
+	},
+	{
+		name: "breaker", typ: tableType(breakerKeys), defText: "none", needs: []condition{breakerPort},
+		shown: when(func(l *shaper.Listener) bool { return l.Breaker.After > 0 }), after: "eject",
+		text: on(func(l *shaper.Listener) string {
+			b := &l.Breaker
+			return fmt.Sprintf("opens after %d failures in a row (%s), for %s; then %d may try", b.After, strings.Join(failureNames(b.Of), ", "), FormatDuration(b.For), b.Probe)
+		}),
+		doc: "Circuit breaker of each downstream, the only one too: after that many failures in a row it gets no connections for " +
+			"some time. If all are shut off, new connections are refused at once, or wait with `on_down = \"hold\"`. Then some " +
+			"may try; when one succeeds, the others are let in at the `ramp`, unless another downstream could be reached. " +
+			"Errors of this host do not count.",
 	},
 	{
 		name: "accept_proxy_from", typ: arrayType(`prefix or address such as "10.0.0.0/24"`, stringType("prefix", "10.0.0.0/24", prefixPattern), parsePrefix, asText), def: "[]", needs: []condition{tcpAddress},
@@ -302,6 +316,44 @@ var ejectKeys = keys{
 	},
 }
 
+var breakerKeys = keys{
+	{
+		name: "after", typ: integerType(1, 1000), def: "5",
+		field: fieldOf(func(l *shaper.Listener) *int { return &l.Breaker.After }),
+		doc:   "Failures in a row at which the breaker opens.",
+	},
+	{
+		name: "of", typ: arrayType("`\"dial\"`, `\"reset\"` or `\"first-byte\"`", enumType(shaper.FailedDial, shaper.FailedReset, shaper.FailedFirstByte), parseFailure, asText), defText: "`[\"dial\"]`",
+		field: fieldOf(func(l *shaper.Listener) *[]shaper.Failure { return &l.Breaker.Of }),
+		doc: "What counts: `\"dial\"`, it cannot be connected; `\"reset\"`, it resets a connection to which it owes an answer; " +
+			"`\"first-byte\"`, it closes a connection on which the client has sent something without a word, or says " +
+			"nothing within `timeout`. A client may cause the last two, if the downstream answers nonsense in that way.",
+	},
+	{
+		name: "for", typ: durationType(10*time.Millisecond, 24*time.Hour), def: `"10s"`,
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.Breaker.For }),
+		doc:   "How long the breaker is open before a connection may try, and again after each one that fails.",
+	},
+	{
+		name: "probe", typ: integerType(1, 100), def: "1",
+		field: fieldOf(func(l *shaper.Listener) *int { return &l.Breaker.Probe }),
+		doc:   "How many connections may try at once.",
+	},
+	{
+		name: "timeout", typ: durationType(10*time.Millisecond, time.Hour), def: `"10s"`,
+		field: fieldOf(func(l *shaper.Listener) *time.Duration { return &l.Breaker.Timeout }),
+		doc: "Time from what a client has sent to the first byte of the downstream, looked at once a second. It does not end the " +
+			"connection. Where `\"first-byte\"` does not count, a connection that has lasted as long is a success.",
+	},
+	{
+		name: "reply", typ: quantityType("`\"http-503\"`, or a text of at most 4096 bytes", "http-503", "", parseReply, asIs), defText: "none",
+		field:    fieldOf(func(l *shaper.Listener) *string { return &l.Breaker.Reply }),
+		omitZero: true,
+		doc: "What a refused client is sent; `{retry_after}` in it becomes the seconds until the breaker lets one try, and up to " +
+			"twice as many. Without a reply the connection is reset.",
+	},
+}
+
 // Conditions of keys of listeners. They are met where the mistake is another one: no
 // addresses, or no downstreams.
 var (
@@ -316,11 +368,33 @@ var (
 	})
 	// Where only one of several ports cannot be reached, connections to the others must not wait.
 	oneTCPPort = needs("a single address, of TCP, with a single port", "", func(l *shaper.Listener, _ isSet) bool {
-		return l.OnDown == shaper.DownRefuse || len(l.Addresses) == 0 || len(l.Addresses) == 1 && l.Accepts(shaper.TCP) && l.Addresses[0].Single()
+		return l.OnDown == shaper.DownRefuse || len(l.Addresses) == 0 || onlyOneTCPPort(l)
+	})
+	breakerPort = needs(oneTCPPort.doc, "", func(l *shaper.Listener, _ isSet) bool {
+		return l.Breaker.After == 0 || len(l.Addresses) == 0 || onlyOneTCPPort(l)
 	})
 	expecting = needs("`expect`", "", func(l *shaper.Listener, _ isSet) bool { return l.Check.Expect != "" })
 	ejecting  = needs("", "has no effect without after", func(l *shaper.Listener, _ isSet) bool { return l.EjectAfter > 0 })
 )
+
+func parseFailure(s string) (shaper.Failure, error) {
+	all := []shaper.Failure{shaper.FailedDial, shaper.FailedReset, shaper.FailedFirstByte}
+	if i := slices.Index(failureNames(all), s); i >= 0 {
+		return all[i], nil
+	}
+	return 0, fmt.Errorf("must be %s, not %s", strings.ReplaceAll(alternatives(failureNames(all)), "`", ""), quote(s))
+}
+
+func failureNames(all []shaper.Failure) (names []string) {
+	for _, f := range all {
+		names = append(names, f.String())
+	}
+	return names
+}
+
+func onlyOneTCPPort(l *shaper.Listener) bool {
+	return len(l.Addresses) == 1 && l.Accepts(shaper.TCP) && l.Addresses[0].Single()
+}
 
 func hasAddress(p shaper.Protocol) func(*shaper.Listener, isSet) bool {
 	return func(l *shaper.Listener, _ isSet) bool {

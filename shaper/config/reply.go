@@ -11,6 +11,8 @@ import (
 var replies = map[string]string{
 	"http-429": "HTTP/1.1 429 Too Many Requests\r\nRetry-After: " + shaper.RetryAfter +
 		"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+	"http-503": "HTTP/1.1 503 Service Unavailable\r\nRetry-After: " + shaper.RetryAfter +
+		"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
 }
 
 // maxReply is the maximum length of a reply, which has to fit the socket's buffer.
@@ -24,7 +26,7 @@ func parseReply(s string) (string, error) {
 		return text, nil
 	}
 	if s == "" || len(s) > maxReply {
-		return "", fmt.Errorf("must be 1 to %d bytes, or \"http-429\", not %d bytes", maxReply, len(s))
+		return "", fmt.Errorf("must be 1 to %d bytes, or \"http-429\" or \"http-503\", not %d bytes", maxReply, len(s))
 	}
 	for _, p := range placeholder.FindAllString(s, -1) {
 		if p != shaper.RetryAfter {
