@@ -31,8 +31,9 @@ func (d *downstream) suits(to target, failed []*downstream) bool {
 }
 
 // pick returns a downstream for a connection to target to, except those in failed.
-// Unavailable ones are tried only when all are unavailable. Without candidates it returns nil,
-// and whether one would be eligible if it were not full or drained.
+// Unavailable ones are tried only when all are unavailable, and those of which the breaker is open never. Without
+// candidates it returns nil, and whether the connection shall wait: for one that is full or drained, or shut off while
+// on_down is "hold".
 func (ln *listener) pick(to target, failed []*downstream, now leaky.Time) (_ *downstream, full bool) {
 	list, full := ln.eligible(to, failed, now)
 	if len(list) == 0 {
@@ -41,23 +42,23 @@ func (ln *listener) pick(to target, failed []*downstream, now leaky.Time) (_ *do
 	return ln.choose(list, to, now), false
 }
 
-// eligible returns the candidates of pick. Without any, full reports whether one would
-// be eligible if it were not full or drained. The list is valid until the next call.
+// eligible returns the candidates of pick. The list is valid until the next call.
 func (ln *listener) eligible(to target, failed []*downstream, now leaky.Time) (_ []*downstream, full bool) {
 	ln.candidates = ln.candidates[:0]
-	drained := false
+	wait := false
 	for _, unavailable := range [...]bool{false, true} {
 		for _, d := range ln.downstreams {
 			if d.available(to.portOn(d), now) == unavailable || !d.suits(to, failed) {
 				continue
 			}
-			if d.drained {
-				drained = true
-				continue
-			}
-			if d.hasCapacity() {
+			switch {
+			case d.drained:
+				wait = true
+			case d.shutOff(now):
+				wait = wait || ln.config.Load().OnDown == shaper.DownHold
+			case d.hasCapacity():
 				ln.candidates = append(ln.candidates, d)
-			} else {
+			default:
 				full = true
 			}
 		}
@@ -68,7 +69,7 @@ func (ln *listener) eligible(to target, failed []*downstream, now leaky.Time) (_
 			return nil, true
 		}
 	}
-	return nil, drained
+	return nil, wait
 }
 
 // fullDownstreams returns the full downstreams that could take a connection to to if they had one

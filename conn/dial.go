@@ -17,8 +17,8 @@ func (s *session) pool() *gate { return s.listener.pool(s.target(), s.failedDown
 
 // assignDownstream gives s, which has passed the gate of its pool, a slot of a downstream.
 func (s *session) assignDownstream(now leaky.Time) {
-	if s.downstream, _ = s.pick(s.target(), s.failedDownstreams, now); s.downstream != nil {
-		s.downstream.inFlight++
+	if d, _ := s.pick(s.target(), s.failedDownstreams, now); d != nil {
+		s.enter(d)
 	}
 	s.letIn(s, now)
 }
@@ -52,13 +52,14 @@ func (s *session) dial(now leaky.Time) {
 			case full:
 				s.waitAgain(now)
 				return
+			case d == nil && s.refusedByBreaker(now):
+				return
 			case d == nil:
 				s.counts.DialErrors.Add(1)
 				s.abort(shaper.NotConnected, now)
 				return
 			}
-			s.downstream = d
-			d.inFlight++
+			s.enter(d)
 		}
 		s.dialedAt = now
 		err := s.connect(s.downstream)
@@ -122,6 +123,7 @@ func (s *session) dialReady(events uint32, now leaky.Time) {
 		s.turns.connected(s.downstream.state, now.Sub(s.dialedAt), now)
 		s.endTrial(now)
 		s.reached(false, now)
+		s.dialSucceeded(now)
 		header, err := s.proxyHeader()
 		if err != nil {
 			s.abort(shaper.NotConnected, now)
@@ -149,11 +151,15 @@ func (s *session) redial(err error, now leaky.Time) {
 func (s *session) dialFailed(err error, now leaky.Time) {
 	d := s.downstream
 	s.proxy.trafficLog.warn("dialing downstream failed", "listener", s.name, "downstream", d.address(s.flow.Port, s.samePort), "err", err)
-	s.releaseDownstream(now)
-	if s.failedHere = s.failedHere || isLocalError(err); !isLocalError(err) {
+	if isLocalError(err) {
+		s.failedHere = true
+		s.postponeTrial(now)
+	} else {
 		countFailedDial(d.state, err)
 		d.recordFailure(s.target().portOn(d), err, now)
+		s.attemptFailed(shaper.FailedDial, err, now)
 	}
+	s.releaseDownstream(now)
 	s.failedDownstreams = append(s.failedDownstreams, d)
 }
 
@@ -162,6 +168,7 @@ func (s *session) releaseDownstream(now leaky.Time) {
 	if s.downstream == nil {
 		return
 	}
+	s.endTrying()
 	s.downstream.release()
 	s.downstream = nil
 }

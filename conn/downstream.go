@@ -37,7 +37,8 @@ type downstream struct {
 	ports     map[uint16]*portHealth // only ports that have failed once
 	reachedAt leaky.Time             // the last success at any port, once ports has an entry
 
-	probe probe
+	probe   probe
+	breaker breaker
 }
 
 // address returns the address of d for traffic to a port, as in logs and the API.
@@ -74,6 +75,9 @@ func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
 					Listen: ln.name, Downstream: d.Name(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, MaxConnections: d.MaxConnections,
 					State: d.state,
 				}
+				if b := &d.breaker; b.openUntil > 0 {
+					status.BreakerOpen, status.RetryIn = true, max(0, b.openUntil.Sub(now)).Duration()
+				}
 				if err := d.statusError(); err != nil {
 					status.Up, status.Error = false, err.Error()
 				}
@@ -103,6 +107,7 @@ func (ln *listener) setDownstreams(config *listenerConfig, now leaky.Time) {
 		d.Downstream, d.host = to, config.hosts[i]
 		ln.downstreams = append(ln.downstreams, d)
 		d.probe.configure(now)
+		d.breaker.configure(&config.Breaker)
 	}
 	for _, d := range old {
 		if d != nil {

@@ -30,7 +30,9 @@ type hold struct {
 const tryInterval = leaky.Second
 
 // holds reports whether connections of ln wait as long as during a hold.
-func (ln *listener) holds() bool { return ln.hold.active() || ln.hold.ramp.interval > 0 }
+func (ln *listener) holds() bool {
+	return ln.hold.active() || ln.hold.ramp.interval > 0 || ln.config.Load().OnDown == shaper.DownHold && ln.anyBreakerOpen()
+}
 
 func (h *hold) active() bool { return h.until > 0 || h.down }
 
@@ -149,8 +151,7 @@ func (ln *listener) goOn(now leaky.Time) {
 // let in at a ramp.
 func (d *downstream) recover(now leaky.Time) {
 	ln := d.listener
-	others := slices.ContainsFunc(ln.downstreams, func(o *downstream) bool { return o != d && o.statusError() == nil })
-	if ln.config.Load().SlowStart > 0 && !ln.holds() && !others {
+	if ln.config.Load().SlowStart > 0 && !ln.holds() && !d.othersUsable() {
 		ln.gateWaiters()
 		ln.goOn(now)
 	}

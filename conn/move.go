@@ -9,6 +9,7 @@ import (
 
 	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 const (
@@ -64,7 +65,9 @@ func (d *direction) move(limit int) int {
 		if state := s.downstream.state; d == &s.down {
 			state.FromDownstream.Add(uint64(n))
 			s.resend.stop()
-			s.turns.answered(state)
+			if first := s.turns.firstByte == 0; s.turns.answered(state) && first {
+				s.attemptSucceeded(now)
+			}
 		} else {
 			state.ToDownstream.Add(uint64(n))
 			if d.started && !s.server.readable && !s.down.holds() {
@@ -218,8 +221,11 @@ func (d *direction) drainPipe(limit int) int {
 
 // shutdown shuts down dst after the last byte of src. If src has failed, the session is reset instead.
 func (d *direction) shutdown() {
-	if d == &d.session.down && d.session.tryAgain(d.session.proxy.loop.now) {
-		return
+	if s := d.session; d == &s.down {
+		if s.tryAgain(shaper.FailedFirstByte, s.proxy.loop.now) {
+			return
+		}
+		s.downstreamClosed(s.proxy.loop.now)
 	}
 	if d.src.failed {
 		d.session.resetWhenSent(d.session.proxy.loop.now)

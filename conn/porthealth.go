@@ -35,6 +35,8 @@ func (d *downstream) statusError() error {
 		return errNotResolved
 	case d.down:
 		return d.lastError
+	case d.breaker.openUntil > 0:
+		return breakerError{d.breaker.lastError}
 	}
 	for _, h := range d.ports {
 		if h.failures >= d.failureThreshold() && d.reachedAt <= h.failingSince {
@@ -128,11 +130,14 @@ func (d *downstream) closeFlows(now leaky.Time, port uint16) {
 	}
 }
 
-// readmit wakes the waiters of ln, and again at the end of each ejection.
+// readmit wakes the waiters of ln, and again at the end of each ejection, and when an open breaker lets one try.
 func (ln *listener) readmit(now leaky.Time) {
 	ln.wakeLater()
 	next := leaky.Never
 	for _, d := range ln.downstreams {
+		if d.breaker.openUntil > now {
+			next = min(next, d.breaker.openUntil)
+		}
 		for _, h := range d.ports {
 			if h.ejectedUntil > now {
 				next = min(next, h.ejectedUntil)

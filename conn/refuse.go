@@ -30,16 +30,39 @@ func (s *session) refused(why refusal, now leaky.Time) {
 	}
 	s.proxy.trafficLog.warn("connection refused: "+why.reason.String(), "limit", why.limit.Name,
 		"listener", s.name, "source", s.flow.Source)
-	s.stage = stageRefusing
-	excess := why.limit.RefuseWith
+	with := why.limit.RefuseWith
 	if why.reason == shaper.ClientGone {
-		excess = shaper.RefuseReset
+		with = shaper.RefuseReset
 	}
-	switch excess {
+	s.turnAway(shaper.Refused, with, replyText(why.limit.Reply, why.retryAfter), now)
+}
+
+// refusedByBreaker refuses s if the breaker of a downstream that it could go to is open. It reports whether it does.
+func (s *session) refusedByBreaker(now leaky.Time) bool {
+	left, shut := s.retryIn(now)
+	if !shut {
+		return false
+	}
+	s.proxy.trafficLog.warn("connection refused: breaker is open", "listener", s.name, "source", s.flow.Source)
+	s.counts.DialErrors.Add(1)
+	s.endTrial(now)
+	s.release(now) // it may still be here for a second
+	with, reply := shaper.RefuseReset, s.config.Load().Breaker.Reply
+	if reply != "" {
+		with = shaper.RefuseReply
+	}
+	s.turnAway(shaper.BreakerOpen, with, replyText(reply, left.Duration()), now)
+	return true
+}
+
+// turnAway ends s, which is refused.
+func (s *session) turnAway(as shaper.Ending, with shaper.RefuseWith, reply string, now leaky.Time) {
+	s.stage, s.refusedAs = stageRefusing, as
+	switch with {
 	case shaper.RefuseReset, shaper.RefuseReject:
-		s.abort(shaper.Refused, now)
+		s.abort(as, now)
 	case shaper.RefuseReply:
-		s.reply = replyText(why)
+		s.reply = reply
 		s.timer.Fire = s.lingeringClose
 		s.proxy.loop.pacer.Schedule(&s.timer, now+lingerTimeout)
 		if s.client.readable {
@@ -50,12 +73,11 @@ func (s *session) refused(why refusal, now leaky.Time) {
 	}
 }
 
-// replyText returns the reply to a refused client.
-func replyText(why refusal) string {
-	// Spread the retries of clients that were refused at the same time.
-	after := why.retryAfter + rand.N(why.retryAfter+1)
+// replyText returns the reply to a refused client, which may try again after some time.
+func replyText(reply string, after time.Duration) string {
+	after += rand.N(after + 1) // spreads the retries of clients that were refused at the same time
 	seconds := int64((after + time.Second - 1) / time.Second)
-	return strings.ReplaceAll(why.limit.Reply, shaper.RetryAfter, strconv.FormatInt(max(seconds, 1), 10))
+	return strings.ReplaceAll(reply, shaper.RetryAfter, strconv.FormatInt(max(seconds, 1), 10))
 }
 
 const (
@@ -74,7 +96,7 @@ func (s *session) lingeringClose(now leaky.Time) {
 		s.reply = ""
 	}
 	_ = unix.Shutdown(s.client.fd, unix.SHUT_WR)
-	s.timer.Fire = func(now leaky.Time) { s.close(shaper.Refused, now) }
+	s.timer.Fire = func(now leaky.Time) { s.close(s.refusedAs, now) }
 	s.proxy.loop.pacer.Schedule(&s.timer, now+lingerTimeout)
 	s.lingerLeft = lingerBytes
 	s.discardInput(now)
@@ -98,5 +120,5 @@ func (s *session) discardInput(now leaky.Time) {
 		}
 		s.lingerLeft -= n
 	}
-	s.close(shaper.Refused, now)
+	s.close(s.refusedAs, now)
 }

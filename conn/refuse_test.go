@@ -71,7 +71,7 @@ func TestReplyText_RetryAfterCoversQueue(t *testing.T) {
 		t.Errorf("%v, want 40 s, for three waiters before it", got.retryAfter)
 	}
 	for range 20 {
-		if s, err := strconv.Atoi(replyText(got)); err != nil || s < 40 || s > 81 {
+		if s, err := strconv.Atoi(replyText(got.limit.Reply, got.retryAfter)); err != nil || s < 40 || s > 81 {
 			t.Errorf("reply %d, err %v", s, err)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
 )
 
 // resend is what a client has sent to a downstream that has not said anything yet. If that fails then, another
@@ -47,9 +48,9 @@ func (r *resend) keep(b []byte) {
 // stop keeps nothing any more: the downstream has answered.
 func (r *resend) stop() { *r = resend{tries: r.tries} }
 
-// tryAgain connects s again if its downstream, which has failed or closed, has not said anything. It reports
-// whether it does.
-func (s *session) tryAgain(now leaky.Time) bool {
+// tryAgain connects s again if its downstream, which has failed or closed in this way, has not said anything. It
+// reports whether it does.
+func (s *session) tryAgain(how shaper.Failure, now leaky.Time) bool {
 	r := &s.resend
 	if !r.kept || s.removed || s.stage != stageRelaying || s.up.srcEOF || s.up.dstShut || s.client.failed {
 		return false
@@ -70,6 +71,7 @@ func (s *session) tryAgain(now leaky.Time) bool {
 	l.close(s.server.fd)
 	s.server.fd = -1
 	s.proxy.trafficLog.warn("downstream has closed a connection without an answer", "listener", s.name, "downstream", s.downstream.address(s.flow.Port, s.samePort))
+	s.attemptFailed(how, errNoAnswer, now)
 	s.releaseDownstream(now)
 	l.runLater(func(now leaky.Time) { // once what has called this is done with the session
 		if s.stage == stageDialing && s.server.fd < 0 {

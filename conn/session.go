@@ -31,6 +31,8 @@ type session struct {
 	dialedAt          leaky.Time    // when the last dial began
 	failedDownstreams []*downstream // could not be reached
 	failedHere        bool          // a dial failed because of this host
+	attempt           attempt       // at downstream
+	refusedAs         shaper.Ending // while it is refused
 	trialAt           *listener     // of whose hold s is the trial, or nil
 
 	client, server endpoint
@@ -106,7 +108,7 @@ func (s *session) reroute(policy *shaper.Policy, now leaky.Time) {
 func (s *session) peerFailed(e *endpoint, now leaky.Time) {
 	switch {
 	case e.failed:
-	case e == &s.server && s.tryAgain(now):
+	case e == &s.server && s.tryAgain(shaper.FailedReset, now):
 	case s.up.dstShut && s.down.dstShut: // all has been delivered
 		s.finish(now)
 	case e != &s.server || s.stage != stageRelaying:
@@ -125,7 +127,7 @@ func (s *session) peerFailed(e *endpoint, now leaky.Time) {
 // readFailed ends s after an endpoint failed, of which all was read.
 func (s *session) readFailed(e *endpoint, now leaky.Time) {
 	if e == &s.server {
-		if !s.tryAgain(now) {
+		if !s.tryAgain(shaper.FailedReset, now) {
 			s.resetWhenSent(now)
 		}
 		return
@@ -185,7 +187,9 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 		s.sampleStatsAtEnd(now)
 		if how == shaper.ResetByServer {
 			s.downstream.state.Resets.Add(1)
+			s.downstreamReset(now)
 		}
+		s.judge(true, now)
 	}
 	if s.stage == stageRelaying {
 		s.stopRelaying(now)
@@ -248,6 +252,7 @@ func (s *session) rebind(now leaky.Time) {
 		s.up.bytes, s.down.bytes = &to.counts.ToDownstream, &to.counts.FromDownstream
 	}
 	if s.downstream != nil {
+		s.endTrying()
 		s.downstream = to.adoptDownstream(s.downstream)
 	}
 }
@@ -273,6 +278,7 @@ func (s *session) applyPolicy(policy *shaper.Policy, now leaky.Time) {
 		return
 	}
 	if s.downstream != nil && s.downstream.removed {
+		s.endTrying()
 		s.downstream = s.adoptDownstream(s.downstream)
 	}
 	if s.stage == stageRelaying {

@@ -39,7 +39,10 @@ func (p *Proxy) scheduleStats(now leaky.Time) {
 // sampleStats samples some sessions, and schedules itself for the next ones.
 func (p *Proxy) sampleStats(now leaky.Time) {
 	v := &p.statsSampler
-	p.walkRelaying(&v.pos, &v.timer, p.scheduleStats, now, (*session).sampleStats)
+	p.walkRelaying(&v.pos, &v.timer, p.scheduleStats, now, func(s *session) {
+		s.sampleStats()
+		s.judge(false, now)
+	})
 }
 
 // sampleStatsAtEnd samples s, which ends, unless it is one of many that were short.

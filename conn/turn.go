@@ -43,10 +43,10 @@ func (t *turns) arrives(now leaky.Time) {
 	}
 }
 
-// answered records that bytes of the downstream were read.
-func (t *turns) answered(state *shaper.DownstreamState) {
+// answered records that bytes of the downstream were read. It reports whether they are an answer, or the first ones.
+func (t *turns) answered(state *shaper.DownstreamState) bool {
 	if t.arrivedAt == 0 {
-		return
+		return false
 	}
 	took := t.arrivedAt.Sub(t.askedAt)
 	if t.firstByte == 0 {
@@ -59,6 +59,7 @@ func (t *turns) answered(state *shaper.DownstreamState) {
 		state.Answer.Observe(took.Duration())
 	}
 	t.askedAt, t.arrivedAt, t.question = 0, 0, false
+	return true
 }
 
 // fill sets what an access log says of t.

@@ -54,7 +54,7 @@ func TestDownstream_UnavailableIsReported(t *testing.T) {
 				if (i < tt.tries) != d.Up || !strings.Contains(d.Error, tt.want) && i >= tt.tries {
 					t.Fatalf("after %d failures: %+v", i, d)
 				}
-				attempt(t, r, tt.protocol)
+				request(t, r, tt.protocol)
 			}
 			if tt.protocol == shaper.TCP && counts.DialErrors.Load() == 0 {
 				t.Error("no dial error was counted")
@@ -76,14 +76,14 @@ func TestDownstream_UnavailableIsReported(t *testing.T) {
 				go answerUDP(l)
 				defer l.Close()
 			}
-			attempt(t, r, tt.protocol)
+			request(t, r, tt.protocol)
 			testutil.WaitFor(t, "the downstream to be up again", func() bool { d := status(); return d.Up && d.Error == "" })
 		})
 	}
 }
 
-// attempt makes a request to r, and waits until it has succeeded or failed.
-func attempt(t *testing.T, r *proxyRig, protocol shaper.Protocol) {
+// request makes a request to r, and waits until it has succeeded or failed.
+func request(t *testing.T, r *proxyRig, protocol shaper.Protocol) {
 	t.Helper()
 	if protocol == shaper.TCP {
 		c, err := net.Dial("tcp4", r.addr())

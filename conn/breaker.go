@@ -1,0 +1,198 @@
+// Owner: the loop's thread.
+
+package conn
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// breaker keeps connections away from a downstream that has failed too often in a row. It opens for some time; then a
+// few connections try the downstream, until one succeeds. This is the circuit breaker of Nygard (Release It!, 2007),
+// but that it does not let all in when it closes: a ramp does, unless there are other downstreams.
+type breaker struct {
+	failures  int        // in a row
+	openUntil leaky.Time // no connection passes before, and only trials after it; 0 while the breaker is closed
+	trials    int        // sessions that try the downstream
+	lastError error      // of the last failure
+}
+
+// attempt is what is known of a session's connection to its downstream.
+type attempt struct {
+	trial  bool // began while the breaker was open
+	trying bool // is one of the trials of the breaker
+	failed bool
+}
+
+var (
+	errNoAnswer   = errors.New("closed without an answer")
+	errAnswerLate = errors.New("no answer in time")
+)
+
+// shutOff reports whether the breaker of d lets no connection pass at now.
+func (d *downstream) shutOff(now leaky.Time) bool {
+	b := &d.breaker
+	return b.openUntil > 0 && (now < b.openUntil || b.trials >= d.listener.config.Load().Breaker.Probe)
+}
+
+// anyBreakerOpen reports whether the breaker of a downstream of ln is open.
+func (ln *listener) anyBreakerOpen() bool {
+	return slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return d.breaker.openUntil > 0 })
+}
+
+// configure applies a new configuration.
+func (b *breaker) configure(c *shaper.Breaker) {
+	if c.After == 0 {
+		*b = breaker{trials: b.trials}
+	}
+}
+
+// enter gives s, which has none, a connection of d.
+func (s *session) enter(d *downstream) {
+	s.downstream, s.attempt = d, attempt{}
+	d.inFlight++
+	if d.breaker.openUntil > 0 {
+		d.breaker.trials++
+		s.attempt.trial, s.attempt.trying = true, true
+	}
+}
+
+// endTrying is called when s leaves its downstream, or another session may try it.
+func (s *session) endTrying() {
+	if s.attempt.trying {
+		s.attempt.trying = false
+		s.downstream.breaker.trials--
+		s.downstream.listener.wakeLater()
+	}
+}
+
+// attemptFailed records that the downstream of s has failed in some way.
+func (s *session) attemptFailed(how shaper.Failure, err error, now leaky.Time) {
+	if s.downstream == nil {
+		return
+	}
+	d := s.downstream
+	b, c := &d.breaker, &d.listener.config.Load().Breaker
+	if s.attempt.failed || c.After == 0 || !slices.Contains(c.Of, how) {
+		return
+	}
+	s.attempt.failed, b.lastError = true, err
+	if b.openUntil == 0 {
+		b.failures++
+	}
+	// While the breaker is open, connections that were made before do not count.
+	if b.openUntil == 0 && b.failures >= c.After || b.openUntil > 0 && s.attempt.trial {
+		d.open(now)
+	}
+	s.endTrying()
+}
+
+// attemptSucceeded records that the downstream of s works.
+func (s *session) attemptSucceeded(now leaky.Time) {
+	d := s.downstream
+	b := &d.breaker
+	if b.openUntil == 0 {
+		b.failures = 0
+		return
+	}
+	if !s.attempt.trial || s.attempt.failed {
+		return
+	}
+	s.endTrying()
+	b.failures, b.openUntil, d.recoveredAt = 0, 0, now
+	d.logState(slog.LevelInfo, "breaker closed", s.target().portOn(d))
+	d.listener.wakeLater()
+	if !d.othersUsable() {
+		d.listener.goOn(now)
+	}
+}
+
+// open opens the breaker of d, again if it is open.
+func (d *downstream) open(now leaky.Time) {
+	b, ln := &d.breaker, d.listener
+	c := &ln.config.Load().Breaker
+	if b.openUntil == 0 {
+		d.state.BreakerOpened.Add(1)
+		d.logState(slog.LevelWarn, "breaker opened", d.checkPort(), "failures", b.failures, "for", c.For.String(), "err", b.lastError)
+	}
+	b.openUntil = now + leaky.FromDuration(c.For)
+	if !d.othersUsable() {
+		ln.hold.ramp = ramp{}
+		ln.scheduleHold(now)
+	}
+	ln.readmit(now)
+}
+
+// othersUsable reports whether the listener of d has another downstream that can be reached, as far as is known.
+func (d *downstream) othersUsable() bool {
+	return slices.ContainsFunc(d.listener.downstreams, func(o *downstream) bool { return o != d && o.statusError() == nil })
+}
+
+// dialSucceeded is called when s is connected to its downstream.
+func (s *session) dialSucceeded(now leaky.Time) {
+	if c := &s.downstream.listener.config.Load().Breaker; len(c.Of) == 1 && c.Of[0] == shaper.FailedDial {
+		s.attemptSucceeded(now)
+	}
+}
+
+// downstreamClosed is called when the downstream of s has closed the connection in its direction.
+func (s *session) downstreamClosed(now leaky.Time) {
+	if s.turns.firstByte == 0 && s.turns.question && !s.up.dstShut {
+		s.attemptFailed(shaper.FailedFirstByte, errNoAnswer, now)
+	}
+}
+
+// downstreamReset is called when the downstream of s has reset the connection.
+func (s *session) downstreamReset(now leaky.Time) {
+	if s.turns.askedAt != 0 {
+		s.attemptFailed(shaper.FailedReset, unix.ECONNRESET, now)
+	}
+}
+
+// postponeTrial is called when s could not try its downstream because of this host. The next one does not follow at
+// once.
+func (s *session) postponeTrial(now leaky.Time) {
+	if b := &s.downstream.breaker; s.attempt.trying {
+		b.openUntil = now + tryInterval
+		s.readmit(now)
+	}
+}
+
+// judge looks at how s, which is relayed or ends, has gone so far, if its downstream has not said anything yet.
+func (s *session) judge(ends bool, now leaky.Time) {
+	c := &s.downstream.listener.config.Load().Breaker
+	if c.After == 0 || s.turns.firstByte > 0 || s.attempt.failed {
+		return
+	}
+	long := now >= s.turns.askedAt+leaky.FromDuration(c.Timeout)
+	switch answers := slices.Contains(c.Of, shaper.FailedFirstByte); {
+	case !answers && (long || ends):
+		s.attemptSucceeded(now)
+	case answers && long && s.turns.question && !ends:
+		s.attemptFailed(shaper.FailedFirstByte, errAnswerLate, now)
+	case answers && long: // the client has not asked: another one may try
+		s.endTrying()
+	}
+}
+
+// retryIn is for how long the breakers that keep s out will be open.
+func (s *session) retryIn(now leaky.Time) (left leaky.Time, shut bool) {
+	left = leaky.Never
+	for _, d := range s.downstreams {
+		if d.shutOff(now) && d.suits(s.target(), nil) {
+			left, shut = min(left, max(0, d.breaker.openUntil.Sub(now))), true
+		}
+	}
+	return left, shut
+}
+
+// breakerError is the error of a downstream of which the breaker is open.
+type breakerError struct{ cause error }
+
+func (e breakerError) Error() string { return "breaker is open: " + e.cause.Error() }
