@@ -100,10 +100,12 @@ type Hold struct {
 type DownstreamStatus struct {
 	Listener       string `json:"listener"`
 	Downstream     string `json:"downstream"`
-	State          string `json:"state"`           // "up", "failing" (dials or datagrams), "down" (checks), "drained"
-	Error          string `json:"error,omitempty"` // last error, while it is failing or down
+	State          string `json:"state"`           // "up", "failing" (dials or datagrams), "open" (breaker), "down" (checks), "drained"
+	Error          string `json:"error,omitempty"` // last error, while it is failing, open or down
 	InFlight       int    `json:"in_flight"`
 	MaxConnections int    `json:"max_connections"` // 0 is unlimited
+
+	RetryIn float64 `json:"retry_in_seconds,omitempty"` // until a connection may try it, while the breaker is open; 0 if one may now
 
 	// What was measured of it. No time that traffic waits inside shaperd is in it.
 	Connect   Delay `json:"connect"`    // handshakes of TCP connections, over the last minute
@@ -123,6 +125,7 @@ type DownstreamStatus struct {
 	Resets        uint64 `json:"resets"`          // connections that it has reset, or that have timed out
 	ICMPErrors    uint64 `json:"icmp_errors"`     // of UDP flows
 	Retransmits   uint64 `json:"retransmits"`     // segments that TCP has sent to it again
+	BreakerOpened uint64 `json:"breaker_opened"`  // how often its breaker has opened
 }
 
 // AttachmentStatus is the state of an attachment at one interface, or at none.

@@ -139,6 +139,8 @@ func NewDownstream(d shaper.DownstreamStatus) api.DownstreamStatus {
 	switch {
 	case d.Drained:
 		out.State = "drained"
+	case d.BreakerOpen:
+		out.State, out.RetryIn = "open", d.RetryIn.Seconds()
 	case d.Down:
 		out.State = "down"
 	case !d.Up:

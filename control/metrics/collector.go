@@ -132,6 +132,7 @@ func (c *Collector) collectListeners(to sink, policy *shaper.Policy) {
 		to.counter(downstreamDials, s.DialsTimedOut.Load(), d.Listen, d.Downstream, "timeout")
 		to.counter(downstreamDials, s.DialsFailed.Load(), d.Listen, d.Downstream, "other")
 		to.counter(downstreamResets, s.Resets.Load(), d.Listen, d.Downstream)
+		to.counter(downstreamBreaker, s.BreakerOpened.Load(), d.Listen, d.Downstream)
 		to.counter(downstreamICMP, s.ICMPErrors.Load(), d.Listen, d.Downstream)
 		to.counter(downstreamRetrans, s.Retransmits.Load(), d.Listen, d.Downstream)
 		to.seconds(downstreamBusy, s.Busy.Load(), d.Listen, d.Downstream)

@@ -39,6 +39,7 @@ var (
 	downstreamBytes     = desc("downstream_bytes_total", "Payload bytes forwarded.", "listener", "downstream", "direction")
 	downstreamDials     = desc("downstream_dials_failed_total", "TCP connections that could not be made to the downstream, by reason: it refused, a timeout, or other; failures of this host are not counted.", "listener", "downstream", "reason")
 	downstreamResets    = desc("downstream_resets_total", "TCP connections that the downstream reset, or that timed out.", "listener", "downstream")
+	downstreamBreaker   = desc("downstream_breaker_opened_total", "How often the breaker of the downstream has opened.", "listener", "downstream")
 	downstreamICMP      = desc("downstream_icmp_errors_total", "ICMP errors that came back for datagrams to the downstream.", "listener", "downstream")
 	downstreamRetrans   = desc("downstream_retransmits_total", "TCP segments sent to the downstream again.", "listener", "downstream")
 	downstreamBusy      = desc("downstream_busy_seconds_total", "Time in which data was on its way to the downstream, over all TCP connections.", "listener", "downstream")

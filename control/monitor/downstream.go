@@ -59,6 +59,7 @@ func (m *Monitor) sampleDownstreams(all []shaper.DownstreamStatus, now time.Time
 func (m *Monitor) FillDownstream(to *api.DownstreamStatus, s *shaper.DownstreamState) {
 	answers := load(&s.Answer)
 	to.Turns, to.Resets, to.ICMPErrors, to.Retransmits = total(&answers), s.Resets.Load(), s.ICMPErrors.Load(), s.Retransmits.Load()
+	to.BreakerOpened = s.BreakerOpened.Load()
 	to.DialsRefused, to.DialsTimedOut, to.DialsFailed = s.DialsRefused.Load(), s.DialsTimedOut.Load(), s.DialsFailed.Load()
 	m.mu.Lock()
 	defer m.mu.Unlock()
