@@ -59,7 +59,14 @@ func downstreamsTable(p *term.Printer, all []api.DownstreamStatus) *term.Table {
 	}
 	for _, d := range all {
 		state, most := d.State, "-"
-		if state == "down" || state == "failing" {
+		switch state {
+		case "open":
+			left := "next try is due"
+			if d.RetryIn > 0 {
+				left = "next try in " + term.Seconds(d.RetryIn)
+			}
+			state = p.Red(api.Printable(d.Error) + ", " + left)
+		case "down", "failing":
 			state = p.Red(strings.TrimSuffix(state+": "+api.Printable(d.Error), ": "))
 		}
 		if d.MaxConnections > 0 {
