@@ -10,6 +10,7 @@ type call struct {
 	*state
 	now Time
 	q   *Request
+	lag Time // of the ledger, see stoodStill
 	m   *member // of the caller
 
 	same          bool  // the host knows this epoch
@@ -44,7 +45,7 @@ func (c *call) meet() {
 	}
 	c.m, c.wasLive = m, s.live(m, now)
 	if c.same && q.Got > 0 && q.Got == m.n {
-		m.gotN, m.gotAt = m.n, m.at
+		m.gotN, m.gotAt, m.gotLag = m.n, m.at, m.lag
 		if m.renewed {
 			m.good = m.at
 		}
@@ -64,7 +65,7 @@ func (c *call) meet() {
 		c.settled = false
 	}
 	c.claims = c.same && q.Claim && quarantined && (!m.claimed || m.claiming) && !s.params.Strict
-	m.n, m.at = q.N, now
+	m.n, m.at, m.lag = q.N, now, c.lag
 	if c.claims {
 		m.claimed, m.claiming = true, q.More
 		s.claimGone(q.Gone, now)

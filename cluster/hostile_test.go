@@ -116,3 +116,93 @@ func TestLedger_ManyBuckets(t *testing.T) {
 		t.Errorf("another host is told of %d buckets", told)
 	}
 }
+
+// A host that is new takes the place of one that is gone, not of one that the ledger has not heard of in its epoch.
+func TestLedger_NewHost(t *testing.T) {
+	for _, key := range []string{"db", "#db"} {
+		g := newGroup(3)
+		g.run(2 * Second)
+		a, b, c := g.hosts[0], g.hosts[1], g.hosts[2]
+		c.Want(key, Whole, 1)
+		g.run(Second)
+		for a.Reply(g.now, g.ledger.Call(g.now, a.Leave(g.now))) {
+		}
+		g.hosts = []*Host{b, c}
+		g.run(2 * Second)
+		// c is cut off, and the ledger starts anew.
+		g.ledger = Ledger{Run: "b"}
+		d := NewHost(HostOptions{Params: testParams(3), Name: "d", Start: 1, Left: true}, g.now)
+		g.hosts = []*Host{b, d}
+		for range 200 {
+			b.Want(key, Whole, 1)
+			d.Want(key, Whole, 1)
+			g.run(Second / 10)
+			if sum := b.Use(key, g.now) + c.Use(key, g.now) + d.Use(key, g.now); sum > Whole {
+				t.Fatalf("at %v, hosts together may use %.3f of %s", g.now, float64(sum)/float64(Whole), key)
+			}
+		}
+	}
+}
+
+// A ledger that is paused with its clock often, and briefly, must notice that before a host that it does not hear of is
+// alone.
+func TestLedger_PausedOften(t *testing.T) {
+	g := newGroup(2)
+	g.run(2 * Second)
+	a, b := g.hosts[0], g.hosts[1]
+	a.Want("db", Whole, 1)
+	g.run(Second)
+	clock, next := g.now, g.now
+	var call *Request
+	for i := range 600 { // steps of 10 ms; b is cut off
+		g.now += 10 * Millisecond
+		runs := i%25 >= 20
+		if runs {
+			clock += 10 * Millisecond
+		}
+		if call == nil && g.now >= next {
+			a.Want("db", Whole, 1)
+			call, next = a.Request(g.now, nil), g.now+Second/10
+		}
+		if call != nil && runs {
+			if a.Reply(g.now, g.ledger.Call(clock, call)) {
+				next = g.now
+			}
+			call = nil
+		}
+		b.endLease(g.now)
+		if sum := a.Use("db", g.now) + b.Use("db", g.now); sum > Whole {
+			t.Fatalf("after %v, hosts together may use %.3f", Time(i)*10*Millisecond, float64(sum)/float64(Whole))
+		}
+	}
+}
+
+// A clock of a host that is somewhat fast does not make the ledger forget all.
+func TestLedger_FastHost(t *testing.T) {
+	g := newGroup(2)
+	g.run(2 * Second)
+	epoch := g.ledger.state.epoch
+	a, now := g.hosts[0], g.now
+	for range 2000 {
+		for a.Reply(now, g.ledger.Call(g.now, a.Request(now, nil))) {
+		}
+		g.now += Second / 10
+		now += Second / 10 * 105 / 100
+	}
+	if g.ledger.state.epoch != epoch {
+		t.Error("an epoch has begun")
+	}
+}
+
+func TestHost_KnowsNoOthersWhileAlone(t *testing.T) {
+	g := newGroup(3)
+	g.run(2 * Second)
+	h := g.hosts[0]
+	for range 600 {
+		g.now += Second / 10
+		h.Request(g.now, nil) // no answer
+	}
+	if s := h.Status(g.now); s.Joined || s.Live != 0 {
+		t.Errorf("a host that has been alone for a minute knows of %d hosts", s.Live)
+	}
+}

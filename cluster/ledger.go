@@ -56,9 +56,11 @@ type state struct {
 type member struct {
 	start, n   int64 // of its last call
 	at         Time  // of its last call
+	lag        Time  // see stoodStill, as of at
 	born       Time  // of its first call
 	gotAt      Time  // of the last call whose reply it is known to have taken; 0 is none
 	gotN       int64
+	gotLag     Time  // lag as of gotAt
 	good       Time  // of the last of these that renewed its lease; 0 is none
 	known      Time  // until then hosts may count it, and what it knows of buckets matters
 	generation int64 // what it had with another one is void
@@ -106,7 +108,7 @@ type holder struct {
 
 // Call processes a call that arrives at now, by the ledger's clock.
 func (l *Ledger) Call(now Time, q *Request) *Reply {
-	l.beginEpochIfNeeded(now, q)
+	lag := l.beginEpochIfNeeded(now, q)
 	s := l.state
 	s.run, s.last = l.Run, max(s.last, now)
 	if reply := s.refuse(now, q); reply != nil {
@@ -115,7 +117,7 @@ func (l *Ledger) Call(now Time, q *Request) *Reply {
 	if q.Leave {
 		return s.leave(q)
 	}
-	c := call{state: s, now: now, q: q, same: q.Epoch == s.epoch}
+	c := call{state: s, now: now, q: q, lag: lag, same: q.Epoch == s.epoch}
 	c.meet()
 	c.read()
 	c.count()
@@ -123,38 +125,44 @@ func (l *Ledger) Call(now Time, q *Request) *Reply {
 }
 
 // beginEpochIfNeeded forgets everything if the state may not be what was told to hosts: another
-// process has it, or time has passed that the clock does not show.
-func (l *Ledger) beginEpochIfNeeded(now Time, q *Request) {
+// process has it, or time has passed that the clock does not show. It returns the lag of stoodStill.
+func (l *Ledger) beginEpochIfNeeded(now Time, q *Request) (lag Time) {
 	s := l.state
-	switch {
-	case s == nil:
+	if s == nil {
 		l.begin(now, q.Params, 0)
-	case s.run != l.Run && !mutant("no-epoch"):
+		return 0
+	}
+	lag, stood := s.stoodStill(now, q)
+	if s.run != l.Run && !mutant("no-epoch") || now < s.last-backStep || now > s.last+s.params.Step && !mutant("clock-ahead") || stood {
 		l.begin(now, s.params, s.epoch)
-	case now < s.last-backStep || now > s.last+s.params.Step && !mutant("clock-ahead") || s.stoodStill(now, q):
-		l.begin(now, s.params, s.epoch)
+		lag = 0
 	}
 	// Hosts with other parameters are alone until the last one with these has gone.
 	if s := l.state; q.Params != s.params && now >= s.born+s.params.expiry() && !s.hasMembers(now) {
 		l.begin(now, q.Params, s.epoch)
+		lag = 0
 	}
+	return lag
 }
 
-// stoodStill reports whether more time has passed for the caller than for the ledger: both the
-// ledger and its clock stood still.
-func (s *state) stoodStill(now Time, q *Request) bool {
+// stoodStill returns how much more time has passed for the caller than for the ledger, over its calls, and whether that
+// is too much: both the ledger and its clock stood still, once or many times. What the calls take on their way adds up
+// to no more than one of them takes. What comes of a clock of the caller that is some percent fast is forgotten in time.
+func (s *state) stoodStill(now Time, q *Request) (lag Time, stood bool) {
 	m := s.members[q.Host]
 	if m == nil || m.start != q.Start || q.N <= m.n || q.Epoch != s.epoch || q.Got == 0 || mutant("stood-still") {
-		return false
+		return 0, false
 	}
 	at := m.at
+	lag = m.lag
 	if q.Got != m.n {
 		if q.Got != m.gotN {
-			return false
+			return 0, false
 		}
-		at = m.gotAt
+		at, lag = m.gotAt, m.gotLag
 	}
-	return now-at < q.GotAge*98/100-s.params.Timeout()-slowReply
+	lag = max(0, max(0, lag-q.GotAge/12)+q.GotAge*98/100-(now-at))
+	return lag, lag > s.params.Timeout()+slowReply
 }
 
 func (s *state) hasMembers(now Time) bool {

@@ -56,6 +56,9 @@ func (h *Host) Status(now Time) MemberStatus {
 		return cmp.Or(cmp.Compare(b.Parts, a.Parts), cmp.Compare(a.Key, b.Key))
 	})
 	s.Shares = s.Shares[:min(len(s.Shares), maxShares)]
+	if !s.Joined && now >= l.End {
+		s.Live = 0
+	}
 	return s
 }
 

@@ -51,6 +51,7 @@ func (m *machine) start() {
 	if m.begun > 1 && m.chance(0.1) {
 		m.begun -= m.random.Int64N(3) // it was set back
 	}
+	m.left = m.left || m.chance(0.05) // it has another disk
 	m.up, m.leaving, m.told, m.joined, m.gone, m.counted, m.epoch, m.leasedIn = true, false, false, false, false, false, 0, 0
 	m.host = cluster.NewHost(cluster.HostOptions{
 		Params: m.params, Name: m.name, Start: m.begun<<20 + m.random.Int64N(cluster.MaxSalt), Salt: m.random.Int64N(cluster.MaxSalt),

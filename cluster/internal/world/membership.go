@@ -72,7 +72,6 @@ func (w *world) replace(m *machine) {
 	}
 	m.off, m.replaced = true, true
 	n := w.addMachine(string(rune('a'+len(w.machines))), m.alone)
-	n.left = true // it has never joined
 	n.server = m.server
 	w.logf("%s replaces %s", n.name, m.name)
 	n.start()

@@ -215,6 +215,7 @@ func (w *world) addMachine(name string, alone cluster.Alone) *machine {
 	m := &machine{
 		world: w, name: name, alone: alone, params: w.params, server: w.servers[0], clock: w.clock(w.upTo(1000 * cluster.Second)),
 		plane: newPlane(w.keys), wants: make([]int64, len(w.keys)),
+		left: true, // it has never joined
 	}
 	if w.chance(0.5) {
 		m.plane.drain = w.params.Lease / 4

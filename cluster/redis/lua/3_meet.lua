@@ -5,15 +5,18 @@ local host, start, n, got, gotAge, epoch = text(), number(), number(), number(),
 local leased, claim, more, over, left, leave = flag(), flag(), flag(), flag(), flag(), flag()
 local known, toldSlots, digest, info = number(), flag(), text(), text()
 
+local lag = 0
+
 local function stoodStill()
   local m = members[host]
   if not m or m[START] ~= start or n <= m[N] or epoch ~= s[EPOCH] or got == 0 then return false end
-  local time = m[AT]
+  local time, before = m[AT], m[LAG]
   if got ~= m[N] then
     if got ~= m[GOT_N] then return false end
-    time = m[GOT_AT]
+    time, before = m[GOT_AT], m[GOT_LAG]
   end
-  return now - time < floor(gotAge * 98 / 100) - min(floor(s[LEASE] / 4), 1000000) - SLOW_REPLY
+  lag = max(0, max(0, before - floor(gotAge / 12)) + floor(gotAge * 98 / 100) - (now - time))
+  return lag > min(floor(s[LEASE] / 4), 1000000) + SLOW_REPLY
 end
 
 if s and s[FORMAT] ~= 1 then
@@ -24,11 +27,12 @@ if not s then
   begin(p, 0)
 elseif not usable() or incomplete() or stoodStill() then
   begin(s, s[EPOCH])
+  lag = 0
 end
 local other = p[HOSTS] ~= s[HOSTS] or p[LEASE] ~= s[LEASE] or p[STEP] ~= s[STEP] or p[STRICT] ~= s[STRICT]
 if other and now >= s[BEGAN] + expiry(s) and not hasMembers() then
   begin(p, s[EPOCH])
-  other = false
+  other, lag = false, 0
 end
 s[RUN], s[LAST] = run, max(s[LAST], now)
 
@@ -101,7 +105,7 @@ end
 
 if not m or m[START] ~= start or not same then
   s[GENERATION] = s[GENERATION] + 1
-  local fresh = { start, 0, 0, now, 0, 0, 0, 0, s[GENERATION], 0, false, false, false, takeBack(), false, false, false, false, same, false, '', '' }
+  local fresh = { start, 0, 0, now, 0, 0, 0, 0, s[GENERATION], 0, 0, 0, false, false, false, takeBack(), false, false, false, false, same, false, '', '' }
   if m then
     fresh[DIGEST], fresh[INFO] = m[DIGEST], m[INFO]
     unmark(m[OF])
@@ -119,7 +123,7 @@ elseif m[RESYNC] and got == m[N] then
 end
 local wasLive = live(m)
 if same and got > 0 and got == m[N] then
-  m[GOT_N], m[GOT_AT] = m[N], m[AT]
+  m[GOT_N], m[GOT_AT], m[GOT_LAG] = m[N], m[AT], m[LAG]
   if m[RENEWED] then m[GOOD] = m[AT] end
 end
 m[JOINED] = m[JOINED] or same
@@ -131,7 +135,7 @@ local late = s[STRICT] and now < m[BORN] + expiry(s)
 local settled = not quarantined
 if same and (not m[HEARD] and not m[CLAIMED] or m[RETURNING] or late) then settled = false end
 local claims = same and claim and quarantined and (not m[CLAIMED] or m[CLAIMING]) and not s[STRICT]
-m[N], m[AT] = n, now
+m[N], m[AT], m[LAG] = n, now, lag
 local goneBefore = number()
 for _ = 1, goneBefore do
   local name, lastStart, lastN = text(), number(), number()
