@@ -104,9 +104,10 @@ func (p *Plane) setShares(c *shareChange) {
 
 // kernelLease returns l by the clock of the programs.
 func (p *Plane) kernelLease(l *shaper.Lease) kernelLease {
-	ahead := boottime() - p.clock.Boot() // read in this order: the lease does not last longer than it should
+	// Read in this order, the lease does not last longer than it should, and what follows does not begin earlier.
+	before, clock, after := boottime(), p.clock.Boot(), boottime()
 	return kernelLease{
-		End: uint64(l.End.Add(ahead)), AloneAt: uint64(l.AloneAt.Add(ahead)),
+		End: uint64(l.End.Add(before - clock)), AloneAt: uint64(l.AloneAt.Add(after - clock)),
 		Between: uint64(l.Between), Alone: uint64(l.Alone), Withheld: uint64(l.Withheld), Hosts: uint64(l.Hosts),
 		Cold: kernelShare{Parts: uint64(l.Cold)},
 	}

@@ -74,6 +74,7 @@ type Member struct {
 	tickets   *ticketDemands
 	interval  cluster.Time
 	demands   []shaper.Demand
+	called    bool            // this process has
 	unsettled map[string]bool // buckets of which more than their parts may still be in use
 	resample  bool            // and since they were sampled, parts have changed
 	lease     cluster.Lease   // that the planes know
@@ -336,6 +337,13 @@ func (m *Member) call(ctx context.Context, now cluster.Time) {
 			m.leaving.ready = nil
 		}
 	} else {
+		if !m.called { // with the first call, what the process before had is void
+			if m.sample(now); len(m.unsettled) > 0 {
+				m.callAt = m.sampledAt + m.interval/samplesPerInterval
+				return
+			}
+			m.called = true
+		}
 		if m.resample {
 			m.sample(now)
 			if m.slots.settle(now) {
@@ -471,9 +479,9 @@ func planeTime(t, hostNow cluster.Time, now leaky.Time) leaky.Time {
 
 // planeLease is l by the daemon's clock.
 func (m *Member) planeLease(l cluster.Lease) shaper.Lease {
-	now, hostNow := m.Now(), m.Clock() // in this order a lease ends early rather than late
+	now, hostNow, later := m.Now(), m.Clock(), m.Now() // so a lease ends early rather than late, and what follows begins late
 	return shaper.Lease{
-		End: planeTime(l.End, hostNow, now), AloneAt: planeTime(l.AloneAt, hostNow, now) + leaky.Second/1000,
+		End: planeTime(l.End, hostNow, now), AloneAt: planeTime(l.AloneAt, hostNow, later) + leaky.Second/1000,
 		Cold: uint32(l.Cold), Between: uint32(l.Between), Alone: uint32(l.Alone), Withheld: uint32(l.Withheld),
 		Hosts: l.Hosts, SlotsCold: uint32(l.SlotsCold),
 	}

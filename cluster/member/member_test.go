@@ -340,3 +340,66 @@ func (s *memoryStore) count() int {
 	defer s.mu.Unlock()
 	return s.calls
 }
+
+// The first call of a process voids what the one before had, so it waits until all that was admitted then has left.
+func TestMember_NewProcessWhilePacketsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var planes []*fakePlane
+		var options []Options
+		members := startThese(ctx, 1, 2, func(o *Options, p *fakePlane) { planes, options = append(planes, p), append(options, *o) })
+		plane := &fakePlane{now: planes[0].now}
+		o := options[0]
+		o.Host.Name, o.Planes = "b", []Plane{plane}
+		firstCtx, end := context.WithCancel(ctx)
+		first := Start(firstCtx, o)
+		time.Sleep(3 * time.Second)
+		plane.setBusy(true)
+		first.Short()
+		time.Sleep(2 * time.Second)
+		had := plane.use()
+		planes[0].setBusy(true)
+		end()
+		first.Wait()
+		until := plane.now() + 4*leaky.Second/5 // when the last of these packets leaves
+		plane.mu.Lock()
+		plane.busy, plane.drained = false, until
+		plane.mu.Unlock()
+		o.Host.Start = 2
+		second := Start(ctx, o)
+		most := uint32(0)
+		for plane.now() < until {
+			most = max(most, planes[0].use()+had)
+			time.Sleep(10 * time.Millisecond)
+		}
+		if most > shaper.Whole+2 {
+			t.Errorf("together %.3f while packets of before leave", float64(most)/shaper.Whole)
+		}
+		time.Sleep(3 * time.Second)
+		if use := plane.use(); use == 0 {
+			t.Errorf("the new process uses %d parts", use)
+		}
+		cancel()
+		members[0].Wait()
+		second.Wait()
+	})
+}
+
+// A stall between two readings of clocks makes a lease shorter, and what follows later.
+func TestMember_StallBetweenClocks(t *testing.T) {
+	t.Parallel()
+	clock := 100 * cluster.Second
+	m := &Member{Options: Options{
+		Now: func() leaky.Time { // it stands still for 1.5 s after the reading
+			now := leaky.FromDuration(clock.Duration())
+			clock += 1500 * cluster.Millisecond
+			return now
+		},
+		Clock: func() cluster.Time { return clock },
+	}}
+	l := cluster.Lease{End: clock + cluster.Second, AloneAt: clock + 3*cluster.Second}
+	end, alone := leaky.FromDuration(l.End.Duration()), leaky.FromDuration(l.AloneAt.Duration())
+	if p := m.planeLease(l); p.End > end || p.AloneAt < alone {
+		t.Errorf("the lease ends at %v, and the host is alone at %v; want at most %v, and at least %v", p.End, p.AloneAt, end, alone)
+	}
+}

@@ -17,10 +17,11 @@ type Client struct {
 	addresses []string
 	ledgers   []ledger // at addresses
 
-	mu      sync.Mutex
-	choice  choice
-	host    string        // of the last call
-	timeout time.Duration // of the last call
+	mu       sync.Mutex
+	choice   choice
+	answered int           // index of the server that has answered last
+	host     string        // of the last call
+	timeout  time.Duration // of the last call
 
 	stop     context.CancelFunc
 	watching sync.WaitGroup
@@ -72,11 +73,11 @@ func NewClient(o ClientOptions) *Client {
 	return c
 }
 
-// Server returns the address of the server that is called.
+// Server returns the address of the server that has answered the last call that was answered.
 func (c *Client) Server() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.addresses[c.choice.current]
+	return c.addresses[c.answered]
 }
 
 // Close ends the connections. It must be called after the last call has returned.
@@ -98,6 +99,9 @@ func (c *Client) Call(ctx context.Context, q *cluster.Request) (*cluster.Reply, 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.choice.called(time.Now(), current, q.Params.Lease.Duration(), err == nil)
+	if err == nil {
+		c.answered = current
+	}
 	return r, err
 }
 

@@ -217,3 +217,40 @@ func TestClient_GoesOnAndReturns(t *testing.T) {
 		t.Errorf("the client returned after %v; want four leases", took)
 	}
 }
+
+// failing is a ledger of which calls fail.
+type failing struct{ ledger }
+
+func (failing) Call(context.Context, *cluster.Request) (*cluster.Reply, error) {
+	return nil, context.DeadlineExceeded
+}
+
+// answering is a ledger that answers, after something else.
+type answering struct {
+	ledger
+	before func()
+}
+
+func (l answering) Call(_ context.Context, q *cluster.Request) (*cluster.Reply, error) {
+	l.before()
+	return &cluster.Reply{N: q.N, Start: q.Start, Epoch: 1}, nil
+}
+
+// The server that is said to have answered is not one that has been chosen meanwhile.
+func TestClient_ServerThatHasAnswered(t *testing.T) {
+	t.Parallel()
+	c := &Client{addresses: []string{"first", "second"}, choice: newChoice(2, time.Now())}
+	c.choice.choose(time.Now(), 1, false)
+	c.ledgers = []ledger{failing{}, answering{before: func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.choice.minimum, c.choice.leases = 0, 0
+		c.choice.pinged(time.Now(), 0, true)
+	}}}
+	if _, err := c.Call(t.Context(), &cluster.Request{Params: cluster.Params{Lease: cluster.Second}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Server(); got != "second" {
+		t.Errorf("%s is said to have answered", got)
+	}
+}
