@@ -35,14 +35,18 @@ type groupState struct {
 // groupPath returns the path of the groupFile.
 func (o *Options) groupPath() string { return o.State + ".group" }
 
+// startSalts is the number of starts that may have the same time, which decides first.
+const startSalts = 1 << 10
+
 // begin returns the state of a host that starts now, with a number that no earlier start has had, and
-// a greater one as far as the file or the clock knows.
+// a greater one as far as the file or the clock knows. Without a file it may be a new host, or one that has left: who
+// else counts its part is not known.
 func (f *groupFile) begin(ctx context.Context, p cluster.Params) groupState {
-	now := time.Now().UnixMicro() + rand.Int64N(cluster.MaxSalt) // neither may know
+	now := time.Now().UnixMilli()*startSalts + rand.Int64N(startSalts) // neither file nor clock may know
 	if f == nil {
-		return groupState{Start: now}
+		return groupState{Start: now, Left: true}
 	}
-	var saved groupState
+	saved := groupState{Left: true} // if there is no file
 	if err := readStateFile(ctx, f.path, func(text []byte) error { return json.Unmarshal(text, &saved) }); err != nil {
 		f.log.Warn("state of the group of shared limits not restored; this host lets nothing of them pass until it has joined", "err", err)
 		saved.Left = true // perhaps

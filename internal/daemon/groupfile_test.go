@@ -14,8 +14,8 @@ func TestGroupFile(t *testing.T) {
 	f := &groupFile{path: filepath.Join(t.TempDir(), "group"), log: slog.New(slog.DiscardHandler)}
 	p := cluster.Params{Hosts: 3, Lease: cluster.Second, Step: cluster.Second / 2}
 	first := f.begin(t.Context(), p)
-	if first.Left {
-		t.Error("without a file, the host has left")
+	if !first.Left || !(*groupFile)(nil).begin(t.Context(), p).Left {
+		t.Error("without a file, the host has not left")
 	}
 	if err := f.leave(t.Context()); err != nil {
 		t.Fatal(err)
