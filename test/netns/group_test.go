@@ -26,8 +26,8 @@ func TestGroup_Redis(t *testing.T) {
 	g.load.setHot(0, 1, 2)
 	g.run(fault{name: "start", after: 3 * time.Second, least: 0.1})
 	alone := g.run(fault{name: "a gateway has a wrong password", after: 1500 * time.Millisecond})
-	if share := alone.by[2]; share < 0.2 || share > 0.4 {
-		t.Errorf("the gateway with a wrong password passed %.1f %% of the rate, want a third", 100*share)
+	if share := alone.by[2]; share > 0 {
+		t.Errorf("the gateway with a wrong password, which has never joined, passed %.1f %% of the rate", 100*share)
 	}
 	stranger.daemon.awaitLog("wrong user or password")
 	g.run(fault{name: "its file corrected", inject: func() { stranger.setPassword(t, redisPassword) }, after: 1500 * time.Millisecond})
