@@ -222,7 +222,7 @@ func (c *call) has(b *bucket, h *holder, it *Item) int64 {
 	// What was a floor becomes parts when a host learns that the bucket is hot, if others count it, or may still do so:
 	// they know of more live hosts than there are.
 	may := h.parts
-	if (c.wasLive || c.now < c.m.known || mutant("floor-uncounted")) && c.knewBefore < b.version && b.version <= c.q.Known {
+	if (c.wasLive || c.now < c.m.known && !mutant("floor-only-counted") || mutant("floor-uncounted")) && c.knewBefore < b.version && b.version <= c.q.Known {
 		may = c.params.Floor()
 	}
 	if mutant("believe-has") {

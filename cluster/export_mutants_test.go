@@ -43,6 +43,27 @@ func searchWithout(name string) (states int, found string) {
 	return states, ""
 }
 
+// WalkMutants are rules that random schedules almost never need, and random walks do.
+var WalkMutants = []string{"floor-only-counted", "nothing-withheld"}
+
+// TestMutants_Walk leaves out each of these rules, and walks.
+func TestMutants_Walk(t *testing.T) {
+	const most = 50_000
+	defer SetMutant("")
+	for _, name := range WalkMutants {
+		SetMutant(name)
+		began, seed, found := time.Now(), uint64(0), ""
+		for ; seed < most && found == ""; seed++ {
+			n, _ := walk(seed, "db", false)
+			found = n.check()
+		}
+		if found == "" {
+			t.Errorf("%s is not found in %d walks", name, most)
+		}
+		t.Logf("%-24s | %7d walks | %.1f s | %s", name, seed, time.Since(began).Seconds(), found)
+	}
+}
+
 // ScriptMutants are rules that random schedules almost never need, and what does. It returns what is wrong, or "".
 var ScriptMutants = map[string]func() string{"known-while-live": lendBesideOneAway}
 

@@ -91,7 +91,7 @@ var mutantSchedules = flag.Int("mutants.schedules", 3000, "number of schedules i
 // many schedules that takes, does not depend on the machine.
 func TestMutants(t *testing.T) {
 	listed := slices.Sorted(maps.Keys(mutants))
-	all := slices.Concat(listed, cluster.SearchMutants, slices.Collect(maps.Keys(cluster.ScriptMutants)))
+	all := slices.Concat(listed, cluster.SearchMutants, cluster.WalkMutants, slices.Collect(maps.Keys(cluster.ScriptMutants)))
 	slices.Sort(all)
 	if diff := cmp.Diff(slices.Compact(all), mutantsOfCode(t)); diff != "" {
 		t.Errorf("-table +code:\n%s", diff)

@@ -2,4 +2,4 @@
 
 package cluster
 
-func init() { *searchDepth = 3 }
+func init() { *searchDepth, *walks = 3, 100 }

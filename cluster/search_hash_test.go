@@ -149,7 +149,7 @@ func (h *hasher) integer(name string, v reflect.Value) {
 	switch {
 	case name == "epoch" || name == "Epoch":
 		h.number(int64(slices.Index(h.epochs, n)))
-	case name == "GotAge":
+	case name == "GotAge" || name == "lag" || name == "gotLag":
 		h.number(n)
 	case v.Type() == reflect.TypeFor[Time]():
 		h.since(Time(n))
@@ -160,7 +160,7 @@ func (h *hasher) integer(name string, v reflect.Value) {
 	}
 }
 
-func (h *hasher) hostOf(name string) *searchHost {
+func (h *hasher) hostOf(name string) *nodeHost {
 	for _, host := range h.n.hosts {
 		if host.Name == name {
 			return host
