@@ -82,12 +82,12 @@ mutants:
 	$(GO) vet -tags mutants ./cluster
 	$(GO) test -count=1 -tags mutants -timeout 10m -run '^TestMutants' -v ./cluster
 
-# Random schedules of faults for hosts that share limits, and a deep search: 40 minutes on two cores.
+# Random schedules of faults and random walks for hosts that share limits, and a deep search: 40 minutes on two cores.
 SCHEDULES ?= 100000
 
 .PHONY: check-cluster
 check-cluster:
-	$(GO) test -count=1 -timeout 0 -run '^(TestCheck|TestSearch)$$' -v ./cluster -check.schedules '$(SCHEDULES)' -search.depth 5
+	$(GO) test -count=1 -timeout 0 -run '^(TestCheck|TestSearch|TestWalk)$$' -v ./cluster -check.schedules '$(SCHEDULES)' -search.depth 5 -walks '$(SCHEDULES)'
 
 # Random packets through a router with limits, for ESCAPETIME per kind of limit: exactly the
 # packets that arrive must have been charged.
