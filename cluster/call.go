@@ -10,7 +10,7 @@ type call struct {
 	*state
 	now Time
 	q   *Request
-	lag Time // of the ledger, see stoodStill
+	lag Time    // of the ledger, see stoodStill
 	m   *member // of the caller
 
 	same          bool  // the host knows this epoch
