@@ -28,7 +28,7 @@ func (h *Host) Lease() Lease {
 	}
 	// In the island of another host there may be only that and this one by now, and those that have left it may use
 	// their floors. So this host may use no more than 2 / Hosts of what it was given.
-	if live := int64(min(live, h.Params.Hosts)); live > 2 && !mutant("nothing-withheld") {
+	if live := int64(min(live, h.Params.Hosts)); live > 2 {
 		l.Withheld = Whole - 2*Whole/live
 	}
 	if h.roomy {

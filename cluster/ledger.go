@@ -185,7 +185,7 @@ func runSalt(run string) (salt int64) {
 // begin begins an epoch. It must not have the number of one that the state does not remember.
 func (l *Ledger) begin(now Time, p Params, last int64) {
 	l.state = &state{
-		params: p, epoch: max(int64(now), last+1+runSalt(l.Run)), born: now, last: now, settleAt: now + p.Lease + p.Step,
+		params: p, epoch: max(int64(now), last+1+runSalt(l.Run)), born: now, last: now, settleAt: now + p.quarantine(),
 		log:     newEventLog(),
 		members: map[string]*member{}, buckets: map[string]*bucket{}, gone: map[string]Gone{},
 	}
@@ -193,6 +193,8 @@ func (l *Ledger) begin(now Time, p Params, last int64) {
 	case mutant("no-quarantine"):
 		l.state.settleAt = now
 	case mutant("quarantine-without-step"):
+		l.state.settleAt -= 2 * p.Step
+	case mutant("quarantine-without-drain"):
 		l.state.settleAt -= p.Step
 	case mutant("repeated-epoch"):
 		l.state.epoch = last + 1

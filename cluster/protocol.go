@@ -43,6 +43,10 @@ func (p *Params) grace() Time { return p.Lease + 2*p.Step }
 // process before it for so long.
 func (p *Params) Away() Time { return p.Lease*98/100 + p.grace()*102/100 }
 
+// quarantine is for how long a ledger gives nothing in a new epoch: until leases of the one before have ended, by a clock
+// that steps once, and what was admitted in them has left.
+func (p *Params) quarantine() Time { return p.Lease + 2*p.Step }
+
 // expiry is how long after a host's last call its parts are given to others.
 func (p *Params) expiry() Time { return 2*p.Lease + p.Step }
 

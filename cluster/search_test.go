@@ -50,6 +50,7 @@ var beginnings = []struct {
 	{"both want all", true, func() *node { return twoHosts().group(Whole, Whole) }},
 	{"an epoch is almost settled", true, func() *node {
 		n := twoHosts().group(Whole, 0)
+		n.drain = unnoticed // the longest that units may take beyond a lease
 		a, b := n.hosts[0], n.hosts[1]
 		n.send(a)
 		n.process(a)
@@ -61,7 +62,7 @@ var beginnings = []struct {
 		n.take(a) // of the epoch before
 		for n.ledgerTime()+unnoticed < n.ledger.state.settleAt {
 			n.call(b)
-			n.pass(n.now + unnoticed)
+			n.pass(min(n.nextEnd(), n.now+unnoticed))
 		}
 		n.call(b)
 		return n

@@ -239,7 +239,7 @@ local function runSalt()
 end
 
 local function begin(p, last)
-  s = { 1, now, p[HOSTS], p[LEASE], p[STEP], p[STRICT], run, max(now, last + 1 + runSalt()), now, now + p[LEASE] + p[STEP], 0, 0, 0, 0, 0, 0, {} }
+  s = { 1, now, p[HOSTS], p[LEASE], p[STEP], p[STRICT], run, max(now, last + 1 + runSalt()), now, now + p[LEASE] + 2 * p[STEP], 0, 0, 0, 0, 0, 0, {} }
   members = {}
   call('UNLINK', unpack(KEYS))
 end
