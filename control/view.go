@@ -189,7 +189,10 @@ func UnavailableReason(downstreams []api.DownstreamStatus) string {
 			return ""
 		}
 		text := d.Downstream + " is " + d.State
-		if d.Error != "" && d.State != "drained" {
+		switch {
+		case d.State == "open":
+			text = d.Downstream + ": " + d.Error
+		case d.Error != "" && d.State != "drained":
 			text += " (" + d.Error + ")"
 		}
 		why = append(why, text)

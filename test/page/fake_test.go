@@ -137,6 +137,7 @@ func (f *fake) at(t time.Time, i int) api.Live {
 		for i := range down[:2] {
 			down[i].State, down[i].Error, down[i].InFlight = "failing", "connection refused "+nasty, 0
 		}
+		down[1].State, down[1].Error, down[1].RetryIn = "open", "breaker is open: connection reset by peer", 7.2
 		s.Listeners[0].Unavailable = control.UnavailableReason(down)
 	case "trouble":
 		s.State = "stopping"

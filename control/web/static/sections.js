@@ -171,6 +171,10 @@ export function notices() {
       const which = `Downstream ${d.downstream} of listener ${d.listener}`;
       if (d.state === 'down') add(key, 'bad', 'Down', `${which}: health checks fail${d.error ? ` (${d.error})` : ''}.`);
       if (d.state === 'failing') add(key, 'bad', 'Failing', `${which}${d.error ? `: ${d.error}` : ''}.`);
+      if (d.state === 'open') {
+        const next = d.retry_in_seconds ? `the next connection may try in ${seconds(d.retry_in_seconds)}` : 'a connection may try it';
+        add(key, 'bad', 'Breaker open', `${which}: ${d.error}; ${next}.`);
+      }
       if (d.state === 'drained') add(key, 'warn', 'Drained', `${which} gets no new connections.`);
     }
     for (const a of status.attachments.filter((a) => !a.up)) {
@@ -288,7 +292,7 @@ export function downstreams() {
       draw(cell, d) {
         if (!cell.firstChild) cell.append(el('span', { class: 'badge' }));
         setText(cell.firstChild, d.state);
-        setAttr(cell.firstChild, 'data-tone', { up: 'good', down: 'bad', failing: 'bad' }[d.state] ?? 'warn');
+        setAttr(cell.firstChild, 'data-tone', { up: 'good', down: 'bad', failing: 'bad', open: 'bad' }[d.state] ?? 'warn');
         setAttr(cell, 'title', d.error ?? '');
       },
     },
