@@ -141,7 +141,11 @@ func (c *change) swap(now leaky.Time) {
 	p := c.Proxy
 	for ln, config := range c.configs {
 		ln.config.Store(config)
+		was := ln.allShutOff()
 		ln.setDownstreams(config, now)
+		if was && !ln.allShutOff() {
+			ln.goOn(now)
+		}
 		for _, gt := range ln.pools {
 			gt.limit = poolLimit(config)
 		}

@@ -45,7 +45,7 @@ func (ln *listener) pick(to target, failed []*downstream, now leaky.Time) (_ *do
 // eligible returns the candidates of pick. The list is valid until the next call.
 func (ln *listener) eligible(to target, failed []*downstream, now leaky.Time) (_ []*downstream, full bool) {
 	ln.candidates = ln.candidates[:0]
-	wait := false
+	wait, refuse := false, false
 	for _, unavailable := range [...]bool{false, true} {
 		for _, d := range ln.downstreams {
 			if d.available(to.portOn(d), now) == unavailable || !d.suits(to, failed) {
@@ -55,7 +55,8 @@ func (ln *listener) eligible(to target, failed []*downstream, now leaky.Time) (_
 			case d.drained:
 				wait = true
 			case d.shutOff(now):
-				wait = wait || ln.config.Load().OnDown == shaper.DownHold
+				hold := ln.config.Load().OnDown == shaper.DownHold
+				wait, refuse = wait || hold, refuse || !hold
 			case d.hasCapacity():
 				ln.candidates = append(ln.candidates, d)
 			default:
@@ -69,7 +70,7 @@ func (ln *listener) eligible(to target, failed []*downstream, now leaky.Time) (_
 			return nil, true
 		}
 	}
-	return nil, wait
+	return nil, wait && !refuse
 }
 
 // fullDownstreams returns the full downstreams that could take a connection to to if they had one

@@ -21,13 +21,17 @@ type breaker struct {
 	openUntil leaky.Time // no connection passes before, and only trials after it; 0 while the breaker is closed
 	trials    int        // sessions that try the downstream
 	lastError error      // of the last failure
+	openedAt  leaky.Time
+	period    uint16     // number of the time that it is open, or was
+	worked    leaky.Time // when a connection last succeeded
 }
 
 // attempt is what is known of a session's connection to its downstream.
 type attempt struct {
-	trial  bool // began while the breaker was open
-	trying bool // is one of the trials of the breaker
-	failed bool
+	trialOf uint16 // period of the breaker, if it was open when this began; 0 otherwise
+	trying  bool   // is one of the trials of the breaker
+	failed  bool
+	worked  bool
 }
 
 var (
@@ -46,6 +50,21 @@ func (ln *listener) anyBreakerOpen() bool {
 	return slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return d.breaker.openUntil > 0 })
 }
 
+// allShutOff reports whether the breakers of all downstreams that are not drained are open.
+func (ln *listener) allShutOff() bool {
+	return ln.anyBreakerOpen() && !slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return !d.drained && d.breaker.openUntil == 0 })
+}
+
+// shutOffAt returns when the last breaker has opened.
+func (ln *listener) shutOffAt() (at leaky.Time) {
+	for _, d := range ln.downstreams {
+		if d.breaker.openUntil > 0 {
+			at = max(at, d.breaker.openedAt)
+		}
+	}
+	return at
+}
+
 // configure applies a new configuration.
 func (b *breaker) configure(c *shaper.Breaker) {
 	if c.After == 0 {
@@ -59,7 +78,7 @@ func (s *session) enter(d *downstream) {
 	d.inFlight++
 	if d.breaker.openUntil > 0 {
 		d.breaker.trials++
-		s.attempt.trial, s.attempt.trying = true, true
+		s.attempt.trialOf, s.attempt.trying = d.breaker.period, true
 	}
 }
 
@@ -83,32 +102,39 @@ func (s *session) attemptFailed(how shaper.Failure, err error, now leaky.Time) {
 		return
 	}
 	s.attempt.failed, b.lastError = true, err
-	if b.openUntil == 0 {
+	// One that is late may have been asked before others, which were answered.
+	inRow := err != errAnswerLate || b.worked <= s.turns.askedAt
+	if b.openUntil == 0 && inRow {
 		b.failures++
 	}
 	// While the breaker is open, connections that were made before do not count.
-	if b.openUntil == 0 && b.failures >= c.After || b.openUntil > 0 && s.attempt.trial {
+	if b.openUntil == 0 && b.failures >= c.After || b.openUntil > 0 && s.attempt.trialOf == b.period {
 		d.open(now)
 	}
 	s.endTrying()
 }
 
-// attemptSucceeded records that the downstream of s works.
+// attemptSucceeded records that the downstream of s works, once.
 func (s *session) attemptSucceeded(now leaky.Time) {
 	d := s.downstream
 	b := &d.breaker
-	if b.openUntil == 0 {
-		b.failures = 0
+	if s.attempt.worked || s.attempt.failed {
 		return
 	}
-	if !s.attempt.trial || s.attempt.failed {
+	s.attempt.worked = true
+	if b.openUntil == 0 {
+		b.failures, b.worked = 0, now
+		return
+	}
+	if s.attempt.trialOf != b.period {
 		return
 	}
 	s.endTrying()
-	b.failures, b.openUntil, d.recoveredAt = 0, 0, now
+	b.failures, b.openUntil, b.worked, d.recoveredAt = 0, 0, now, now
 	d.logState(slog.LevelInfo, "breaker closed", s.target().portOn(d))
 	d.listener.wakeLater()
 	if !d.othersUsable() {
+		d.listener.gateWaiters()
 		d.listener.goOn(now)
 	}
 }
@@ -118,6 +144,8 @@ func (d *downstream) open(now leaky.Time) {
 	b, ln := &d.breaker, d.listener
 	c := &ln.config.Load().Breaker
 	if b.openUntil == 0 {
+		b.period = max(1, b.period+1)
+		b.openedAt = now
 		d.state.BreakerOpened.Add(1)
 		d.logState(slog.LevelWarn, "breaker opened", d.checkPort(), "failures", b.failures, "for", c.For.String(), "err", b.lastError)
 	}
@@ -131,7 +159,7 @@ func (d *downstream) open(now leaky.Time) {
 
 // othersUsable reports whether the listener of d has another downstream that can be reached, as far as is known.
 func (d *downstream) othersUsable() bool {
-	return slices.ContainsFunc(d.listener.downstreams, func(o *downstream) bool { return o != d && o.statusError() == nil })
+	return slices.ContainsFunc(d.listener.downstreams, func(o *downstream) bool { return o != d && !o.drained && o.statusError() == nil })
 }
 
 // dialSucceeded is called when s is connected to its downstream.
@@ -143,15 +171,18 @@ func (s *session) dialSucceeded(now leaky.Time) {
 
 // downstreamClosed is called when the downstream of s has closed the connection in its direction.
 func (s *session) downstreamClosed(now leaky.Time) {
-	if s.turns.firstByte == 0 && s.turns.question && !s.up.dstShut {
+	if s.turns.firstByte == 0 && (s.turns.question || s.up.started) && !s.up.dstShut {
 		s.attemptFailed(shaper.FailedFirstByte, errNoAnswer, now)
 	}
 }
 
 // downstreamReset is called when the downstream of s has reset the connection.
 func (s *session) downstreamReset(now leaky.Time) {
-	if s.turns.askedAt != 0 {
+	if s.turns.askedAt != 0 && s.turns.question {
 		s.attemptFailed(shaper.FailedReset, unix.ECONNRESET, now)
+		if s.turns.firstByte == 0 {
+			s.attemptFailed(shaper.FailedFirstByte, unix.ECONNRESET, now)
+		}
 	}
 }
 
@@ -159,24 +190,31 @@ func (s *session) downstreamReset(now leaky.Time) {
 // once.
 func (s *session) postponeTrial(now leaky.Time) {
 	if b := &s.downstream.breaker; s.attempt.trying {
-		b.openUntil = now + tryInterval
+		b.openUntil = max(b.openUntil, now+tryInterval)
 		s.readmit(now)
 	}
 }
 
-// judge looks at how s, which is relayed or ends, has gone so far, if its downstream has not said anything yet.
-func (s *session) judge(ends bool, now leaky.Time) {
+// judge looks at how s has gone so far. It is relayed, or ends: closed says that both sides have closed it.
+func (s *session) judge(closed bool, now leaky.Time) {
 	c := &s.downstream.listener.config.Load().Breaker
-	if c.After == 0 || s.turns.firstByte > 0 || s.attempt.failed {
+	if c.After == 0 || s.attempt.failed || s.attempt.worked {
 		return
 	}
-	long := now >= s.turns.askedAt+leaky.FromDuration(c.Timeout)
-	switch answers := slices.Contains(c.Of, shaper.FailedFirstByte); {
-	case !answers && (long || ends):
-		s.attemptSucceeded(now)
-	case answers && long && s.turns.question && !ends:
+	timeout := leaky.FromDuration(c.Timeout)
+	long, unanswered := now >= s.activity.start+timeout, s.turns.question && s.turns.firstByte == 0
+	switch {
+	case s.turns.firstByte > 0 && !s.turns.question: // it has said something, and owes nothing
+		if long || closed {
+			s.attemptSucceeded(now)
+		}
+	case !slices.Contains(c.Of, shaper.FailedFirstByte):
+		if long || closed && s.up.started {
+			s.attemptSucceeded(now)
+		}
+	case unanswered && now >= s.turns.askedAt+timeout && !closed:
 		s.attemptFailed(shaper.FailedFirstByte, errAnswerLate, now)
-	case answers && long: // the client has not asked: another one may try
+	case long: // it says nothing of the downstream: another one may try
 		s.endTrying()
 	}
 }
@@ -185,7 +223,11 @@ func (s *session) judge(ends bool, now leaky.Time) {
 func (s *session) retryIn(now leaky.Time) (left leaky.Time, shut bool) {
 	left = leaky.Never
 	for _, d := range s.downstreams {
-		if d.shutOff(now) && d.suits(s.target(), nil) {
+		switch {
+		case d.drained || !d.suits(s.target(), nil):
+		case !d.shutOff(now):
+			left = 0
+		default:
 			left, shut = min(left, max(0, d.breaker.openUntil.Sub(now))), true
 		}
 	}

@@ -31,7 +31,7 @@ const tryInterval = leaky.Second
 
 // holds reports whether connections of ln wait as long as during a hold.
 func (ln *listener) holds() bool {
-	return ln.hold.active() || ln.hold.ramp.interval > 0 || ln.config.Load().OnDown == shaper.DownHold && ln.anyBreakerOpen()
+	return ln.hold.active() || ln.hold.ramp.interval > 0 || ln.config.Load().OnDown == shaper.DownHold && ln.allShutOff()
 }
 
 func (h *hold) active() bool { return h.until > 0 || h.down }
@@ -98,7 +98,9 @@ func (ln *listener) unreachable(s *session, now leaky.Time) bool {
 
 // anyFull reports whether a downstream that a session could try has no room.
 func (ln *listener) anyFull(to target, failed []*downstream) bool {
-	return slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return !d.drained && !d.hasCapacity() && d.suits(to, failed) })
+	return slices.ContainsFunc(ln.downstreams, func(d *downstream) bool {
+		return !d.drained && !d.shutOff(ln.proxy.loop.now) && !d.hasCapacity() && d.suits(to, failed)
+	})
 }
 
 // resolved reports whether a downstream has an address.
@@ -139,6 +141,10 @@ func (ln *listener) reached(check bool, now leaky.Time) {
 // goOn begins the ramp if nothing holds ln any more.
 func (ln *listener) goOn(now leaky.Time) {
 	if ln.hold.active() {
+		return
+	}
+	if ln.allShutOff() { // a ramp begins when a breaker closes
+		ln.wakeLater()
 		return
 	}
 	config := ln.config.Load()
@@ -288,8 +294,11 @@ func (ln *listener) status(now leaky.Time) shaper.ListenerStatus {
 	h := &ln.hold
 	st := shaper.ListenerStatus{Listen: ln.name, Waiting: ln.waiting(), Down: h.down, Held: h.until > 0, LastServed: -1}
 	begin := now
-	if h.active() {
+	switch {
+	case h.active():
 		st.HeldFor = now.Sub(h.since).Duration()
+	case ln.config.Load().OnDown == shaper.DownHold && ln.allShutOff():
+		st.Down, st.HeldFor = true, now.Sub(ln.shutOffAt()).Duration()
 	}
 	if h.until > 0 {
 		if st.HeldUntil = shaper.Forever; h.until != leaky.Never {

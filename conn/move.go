@@ -65,7 +65,7 @@ func (d *direction) move(limit int) int {
 		if state := s.downstream.state; d == &s.down {
 			state.FromDownstream.Add(uint64(n))
 			s.resend.stop()
-			if first := s.turns.firstByte == 0; s.turns.answered(state) && first {
+			if asked := s.turns.question; s.turns.answered(state) && asked {
 				s.attemptSucceeded(now)
 			}
 		} else {

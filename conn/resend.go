@@ -71,7 +71,9 @@ func (s *session) tryAgain(how shaper.Failure, now leaky.Time) bool {
 	l.close(s.server.fd)
 	s.server.fd = -1
 	s.proxy.trafficLog.warn("downstream has closed a connection without an answer", "listener", s.name, "downstream", s.downstream.address(s.flow.Port, s.samePort))
-	s.attemptFailed(how, errNoAnswer, now)
+	if s.turns.question || len(s.resend.next) > 0 {
+		s.attemptFailed(how, errNoAnswer, now)
+	}
 	s.releaseDownstream(now)
 	l.runLater(func(now leaky.Time) { // once what has called this is done with the session
 		if s.stage == stageDialing && s.server.fd < 0 {

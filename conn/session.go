@@ -23,16 +23,16 @@ type session struct {
 	clientAddr  netip.AddrPort // of the client
 	originalDst netip.AddrPort // destination in the PROXY header, or the zero value
 	stage       stage
-	timer       pacer.Event // of the stage
-	reply       string      // for a refused client
-	lingerLeft  int         // bytes that a refused client may still send
+	refusedAs   shaper.Ending // in stageRefusing
+	timer       pacer.Event   // of the stage
+	reply       string        // for a refused client
+	lingerLeft  int           // bytes that a refused client may still send
 
 	downstream        *downstream   // where it holds a slot, or nil
 	dialedAt          leaky.Time    // when the last dial began
 	failedDownstreams []*downstream // could not be reached
 	failedHere        bool          // a dial failed because of this host
 	attempt           attempt       // at downstream
-	refusedAs         shaper.Ending // while it is refused
 	trialAt           *listener     // of whose hold s is the trial, or nil
 
 	client, server endpoint
@@ -189,7 +189,7 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 			s.downstream.state.Resets.Add(1)
 			s.downstreamReset(now)
 		}
-		s.judge(true, now)
+		s.judge(how == shaper.Closed, now)
 	}
 	if s.stage == stageRelaying {
 		s.stopRelaying(now)
