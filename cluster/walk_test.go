@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-var walks = flag.Int("walks", 1000, "number of walks in TestWalk, for each kind of group")
+var walks = flag.Int("walks", 300, "number of walks in TestWalk, for each kind of group")
 
 // TestWalk takes random steps in groups of three hosts, in which time goes to the instants at which something ends, and
 // to those just before: what random schedules meet once in 20,000 of them, it meets within some thousands of walks.
