@@ -23,7 +23,8 @@ type breaker struct {
 	lastError error      // of the last failure
 	openedAt  leaky.Time
 	period    uint16     // number of the time that it is open, or was
-	worked    leaky.Time // when a connection last succeeded
+	failedAt  leaky.Time // when one last failed
+	worked    leaky.Time // when one last succeeded, or got an answer
 }
 
 // attempt is what is known of a session's connection to its downstream.
@@ -68,7 +69,7 @@ func (ln *listener) shutOffAt() (at leaky.Time) {
 // configure applies a new configuration.
 func (b *breaker) configure(c *shaper.Breaker) {
 	if c.After == 0 {
-		*b = breaker{trials: b.trials}
+		*b = breaker{trials: b.trials, period: b.period}
 	}
 }
 
@@ -101,7 +102,10 @@ func (s *session) attemptFailed(how shaper.Failure, err error, now leaky.Time) {
 	if s.attempt.failed || c.After == 0 || !slices.Contains(c.Of, how) {
 		return
 	}
-	s.attempt.failed, b.lastError = true, err
+	if how != shaper.FailedDial && b.worked > b.failedAt { // others can be connected, and get answers
+		b.failures = 0
+	}
+	s.attempt.failed, b.lastError, b.failedAt = true, err, now
 	// One that is late may have been asked before others, which were answered.
 	inRow := err != errAnswerLate || b.worked <= s.turns.askedAt
 	if b.openUntil == 0 && inRow {
@@ -114,23 +118,27 @@ func (s *session) attemptFailed(how shaper.Failure, err error, now leaky.Time) {
 	s.endTrying()
 }
 
-// attemptSucceeded records that the downstream of s works, once.
+// attemptSucceeded records that the downstream of s works. What makes a failed dial one in a row are connections: each
+// counts once.
 func (s *session) attemptSucceeded(now leaky.Time) {
 	d := s.downstream
 	b := &d.breaker
-	if s.attempt.worked || s.attempt.failed {
+	if s.attempt.failed {
+		return
+	}
+	if b.worked = now; s.attempt.worked {
 		return
 	}
 	s.attempt.worked = true
 	if b.openUntil == 0 {
-		b.failures, b.worked = 0, now
+		b.failures = 0
 		return
 	}
 	if s.attempt.trialOf != b.period {
 		return
 	}
 	s.endTrying()
-	b.failures, b.openUntil, b.worked, d.recoveredAt = 0, 0, now, now
+	b.failures, b.openUntil, d.recoveredAt = 0, 0, now
 	d.logState(slog.LevelInfo, "breaker closed", s.target().portOn(d))
 	d.listener.wakeLater()
 	if !d.othersUsable() {
