@@ -47,7 +47,7 @@ func TestGroup_Embedded(t *testing.T) {
 	g.useEmbedded(1)
 	g.start(g.all()...)
 	g.load.setHot(0, 1, 2)
-	g.run(fault{name: "start", after: 1500 * time.Millisecond})
+	g.run(fault{name: "start", after: 3 * time.Second}) // until the ledger knows that nobody else has a share
 	for _, gw := range g.gateways {
 		g.run(g.drained(gw))
 	}
