@@ -107,7 +107,7 @@ func (s *session) attemptFailed(how shaper.Failure, err error, now leaky.Time) {
 	}
 	s.attempt.failed, b.lastError, b.failedAt = true, err, now
 	// One that is late may have been asked before others, which were answered.
-	inRow := err != errAnswerLate || b.worked <= s.turns.askedAt
+	inRow := !errors.Is(err, errAnswerLate) || b.worked <= s.turns.askedAt
 	if b.openUntil == 0 && inRow {
 		b.failures++
 	}
