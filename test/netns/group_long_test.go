@@ -19,7 +19,7 @@ func TestLongGroupOutages(t *testing.T) {
 	g.start(g.all()...)
 	stop := g.moveHotSpot()
 	defer stop()
-	g.run(fault{name: "start", after: 2 * time.Second})
+	g.run(fault{name: "start", after: 3 * time.Second})
 	g.run(fault{name: "none", after: 20 * time.Second, follow: true})
 	g.run(r.stopped(8 * time.Second))
 	g.run(r.paused(5 * time.Second))
@@ -84,7 +84,7 @@ func TestLongGroupSoak(t *testing.T) {
 			g.start(g.all()...)
 			stop := g.moveHotSpot()
 			defer stop()
-			g.run(fault{name: "start", after: 2 * time.Second})
+			g.run(fault{name: "start", after: 3 * time.Second})
 			mayFail := false // clients may notice late what the fault before has ended
 			for end := time.Now().Add(*soak); time.Now().Before(end); {
 				f := faults[random.IntN(len(faults))]()
