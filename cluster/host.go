@@ -50,6 +50,7 @@ type Host struct {
 	problem   Refusal
 	others    Params // of the ledger that refused ours
 	infoOld   bool   // Info is to be told again
+	infoSent  bool   // with the last call, as it is now
 	differ    int
 	tickets   []Ticket            // bought since TakeTickets
 	changed   map[string]struct{} // buckets whose parts have changed since TakeChanges
@@ -120,7 +121,7 @@ func (h *Host) Joined() bool { return h.leased }
 // SetInfo replaces [HostOptions.Digest] and Info, as the configuration has changed. Information that does not
 // fit into a call is not told. [Host.TakeChanges] returns all buckets.
 func (h *Host) SetInfo(digest uint64, info string) {
-	h.Digest, h.Info, h.infoOld, h.changeAll = digest, info, true, true
+	h.Digest, h.Info, h.infoOld, h.infoSent, h.changeAll = digest, info, true, false, true
 }
 
 // lease and grace allow for clocks that are 1 % fast or slow.

@@ -293,3 +293,16 @@ func TestHost_StartsOfTwoProcesses(t *testing.T) {
 		t.Errorf("starts %v: two of them are the same", starts)
 	}
 }
+
+// What a host tells of itself is told again if it has changed while a call was on its way.
+func TestHost_TellsInfoThatChanges(t *testing.T) {
+	g := newGroup(2)
+	g.run(2 * Second)
+	h := g.hosts[0]
+	q := h.Request(g.now, nil)
+	h.SetInfo(7, "new")
+	h.Reply(g.now, g.ledger.Call(g.now, q))
+	if q = h.Request(g.now, nil); q.Info != "new" || q.Digest != 7 {
+		t.Errorf("the next call has %q, %d", q.Info, q.Digest)
+	}
+}

@@ -44,7 +44,7 @@ func (h *Host) Reply(now Time, r *Reply) (again bool) {
 		h.live, h.changeAll = live, true
 	}
 	h.counted, h.gone, h.differ = r.Counted, r.Gone, r.Differ
-	h.infoOld = r.AskInfo
+	h.infoOld = r.AskInfo || h.infoOld && !h.infoSent
 	if h.known >= r.Version && len(r.Events) == 0 {
 		if r.AllTold {
 			h.settleSlots()

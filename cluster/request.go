@@ -30,6 +30,7 @@ func (h *Host) Request(now Time, inUse func(key string) int64) *Request {
 	if h.claim {
 		q.Gone = h.gone
 	}
+	h.infoSent = h.infoOld
 	if h.infoOld && len(h.Info) <= MaxInfo {
 		q.Info = h.Info
 	}
