@@ -129,7 +129,7 @@ func TestLedger_NewHost(t *testing.T) {
 		}
 		g.hosts = []*Host{b, c}
 		g.run(2 * Second)
-		// c is cut off, and the ledger starts anew.
+		// c is cut off, and the ledger restarts empty.
 		g.ledger = Ledger{Run: "b"}
 		d := NewHost(HostOptions{Params: testParams(3), Name: "d", Start: 1, Left: true}, g.now)
 		g.hosts = []*Host{b, d}

@@ -184,9 +184,9 @@ func (s *session) downstreamClosed(now leaky.Time) {
 	}
 }
 
-// downstreamReset is called when the downstream of s has reset the connection.
+// downstreamReset is called when the downstream of s has reset the connection. It may owe an answer.
 func (s *session) downstreamReset(now leaky.Time) {
-	if s.turns.askedAt != 0 && s.turns.question {
+	if s.turns.question {
 		s.attemptFailed(shaper.FailedReset, unix.ECONNRESET, now)
 		if s.turns.firstByte == 0 {
 			s.attemptFailed(shaper.FailedFirstByte, unix.ECONNRESET, now)

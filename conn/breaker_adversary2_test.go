@@ -330,3 +330,42 @@ func TestBreaker_StatusOfWaiting(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
+
+// Resets now and then do not open the breaker of a server that answers others on connections that were made before.
+func TestBreaker_AnswersInBetween(t *testing.T) {
+	t.Parallel()
+	addr, _ := serveFunc(t, func(n int32, c *net.TCPConn) {
+		for {
+			if _, err := c.Read(make([]byte, 100)); err != nil {
+				return
+			}
+			if n > 1 {
+				c.SetLinger(0)
+				return
+			}
+			c.Write([]byte("well\n"))
+		}
+	})
+	r := startBreaker(t, addr, shaper.Breaker{After: 3, Of: allFailures, For: time.Minute, Probe: 1, Timeout: time.Second})
+	pooled := dial(t, r.addr())
+	question := func() {
+		t.Helper()
+		pooled.Write([]byte("how are you?\n"))
+		if _, err := io.ReadFull(pooled, make([]byte, 5)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 5 {
+		question()
+		r.ask()
+	}
+	if open, _ := r.breaker(); open {
+		t.Error("5 resets have opened the breaker, with an answer between any two")
+	}
+	for range 3 {
+		r.ask()
+	}
+	if open, _ := r.breaker(); !open {
+		t.Error("after 3 resets in a row, the breaker is closed")
+	}
+}

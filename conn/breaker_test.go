@@ -239,7 +239,7 @@ func TestBreaker_Trials(t *testing.T) {
 	}
 
 	v.mood.Store("resets")
-	silent[1].Write([]byte("how are you?\n")) // it was a trial, and is none any more
+	silent[1].Write([]byte("how are you?\n")) // a trial of before
 	io.ReadAll(silent[1])
 	r.ask()
 	testutil.WaitFor(t, "trials to be due", func() bool { open, left := r.breaker(); return open && left == 0 })

@@ -190,14 +190,14 @@ const (
 func (d OnDown) String() string { return enumName(d, "refuse", "hold") }
 
 // Breaker keeps connections away from a downstream that has failed several times in a row, even if there is no other.
-// There is none when After is 0.
+// It is disabled when After is 0.
 type Breaker struct {
 	After   int           // failures in a row, 1 to 1000
 	Of      []Failure     // that count
 	For     time.Duration // for which it opens, 10ms to 24h
 	Probe   int           // how many connections may try the downstream at once after that, 1 to 100
 	Timeout time.Duration // until the first byte of an answer, 10ms to 1h, for FailedFirstByte
-	Reply   string        // to clients that are refused meanwhile; RetryAfter in it is the number of seconds. "" is none
+	Reply   string        // to clients that are refused meanwhile; may contain RetryAfter; empty: they are reset
 }
 
 // Failure is a way in which a downstream fails a connection.
