@@ -49,10 +49,11 @@ func script(t *testing.T, f func(n int, c *net.TCPConn)) *scripted {
 			if err != nil {
 				return
 			}
+			at := arrival(c)
 			s.mu.Lock()
 			s.n++
 			n := s.n
-			s.at = append(s.at, time.Now())
+			s.at = append(s.at, at)
 			s.all = append(s.all, c)
 			s.mu.Unlock()
 			go f(n, c.(*net.TCPConn))
