@@ -32,6 +32,7 @@ type admission struct {
 	sharing     *sharing
 	byKey       map[shaper.Key]*gate
 	quotas      map[*shaper.LimitState]*waitQuota
+	adapters    map[*shaper.LimitState]*adapter
 	queues      map[string]*waitQueue           // by queueKey
 	sources     map[netip.Addr]*admissionSource // that have queues
 	keyBuf      []byte                          // of a queue, reused
@@ -79,7 +80,8 @@ type refusal struct {
 func newAdmission(sg *sharing) *admission {
 	return &admission{
 		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(),
-		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, queues: map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
+		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, adapters: map[*shaper.LimitState]*adapter{},
+		queues: map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
 	}
 }
 
@@ -230,6 +232,7 @@ func (a *admission) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 	waiting := a.dequeueAll(now)
 	publish()
 	a.policy, a.policySince = p, now
+	a.dropAdapters()
 	clear(a.quotas) // those of gates at which nothing waits
 	a.retries = append(a.retries, waiting...)
 }

@@ -156,6 +156,7 @@ func (s *session) dialFailed(err error, now leaky.Time) {
 		s.postponeTrial(now)
 	} else {
 		countFailedDial(d.state, err)
+		s.failed(now)
 		d.recordFailure(s.target().portOn(d), err, now)
 		s.attemptFailed(shaper.FailedDial, err, now)
 	}

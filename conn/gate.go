@@ -28,6 +28,7 @@ type gate struct {
 	slots    int   // maximum of inFlight; noCap at the gate of a pool
 	inFlight int
 	lent     *poolShare // nil unless hosts share the cap
+	adapter  *adapter   // nil unless the cap is adaptive
 	waiting  int
 	sources  map[netip.Addr]*gateSource       // that need the gate, wherever they wait
 	queued   fairq.Heap[gateSource, byTicket] // sources that wait here
@@ -114,10 +115,13 @@ const noCap = math.MaxInt
 func (a *admission) setCap(gt *gate) {
 	lending := a.sharing.lending
 	lending.attach(gt)
+	a.adapt(gt)
 	switch {
 	case gt.lent != nil:
 		gt.slots = lending.slotsOf(gt.limit, gt.key)
 		lending.list(gt.lent)
+	case gt.adapter != nil && gt.adapter.controller != nil:
+		gt.slots = gt.adapter.controller.Limit()
 	case gt.limit.MaxConnections > 0:
 		gt.slots = gt.limit.MaxConnections
 	default:
@@ -145,6 +149,7 @@ func (a *admission) dropUnused(list []*gate, now leaky.Time) {
 		case a.byKey[gt.key] == gt:
 			delete(a.byKey, gt.key)
 			a.refresh(gt)
+			gt.unadapt(now)
 			a.sharing.checkIn(&gt.pacing, now)
 		}
 	}
@@ -208,8 +213,7 @@ func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, 
 		return // see grant
 	}
 	verdict, full := shaper.Delay, gt.exhausted(now)
-	gt.inFlight++
-	gt.state.InFlight.Add(1)
+	gt.count(1, now)
 	a.sharing.lending.use(gt, now)
 	switch {
 	case paid:
@@ -234,6 +238,15 @@ func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, 
 	}
 	gt.state.Connections.Add(verdict, why, 1)
 	gt.state.SlotWait.Observe(waited.Duration())
+}
+
+// count adds n to the connections in flight.
+func (gt *gate) count(n int, now leaky.Time) {
+	gt.inFlight += n
+	gt.state.InFlight.Add(int64(n))
+	if gt.adapter != nil {
+		gt.adapter.measure(now)
+	}
 }
 
 // retryAfter is when a new connection would be admitted, after those that wait.

@@ -65,8 +65,11 @@ func (d *direction) move(limit int) int {
 		if state := s.downstream.state; d == &s.down {
 			state.FromDownstream.Add(uint64(n))
 			s.resend.stop()
-			if asked := s.turns.question; s.turns.answered(state) && asked {
-				s.attemptSucceeded(now)
+			if asked := s.turns.question; s.turns.answered(state) {
+				s.answered(s.turns.took, now)
+				if asked {
+					s.attemptSucceeded(now)
+				}
 			}
 		} else {
 			state.ToDownstream.Add(uint64(n))

@@ -190,6 +190,7 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 			s.downstreamReset(now)
 		}
 		s.judge(how == shaper.Closed, now)
+		s.countEnd(how, now)
 	}
 	if s.stage == stageRelaying {
 		s.stopRelaying(now)
@@ -206,6 +207,18 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 	s.dropUnsent()
 	s.release(now)
 	s.proxy.openConns.Add(-1)
+}
+
+// countEnd tells adaptive limits how s, which has reached a downstream, has ended.
+func (s *session) countEnd(how shaper.Ending, now leaky.Time) {
+	switch unanswered := s.turns.askedAt != 0; {
+	case how == shaper.ResetByServer:
+		s.failed(now)
+	case how == shaper.ResetByClient && unanswered:
+		s.left(now)
+	case how == shaper.Closed && s.turns.firstByte == 0: // it does not answer in words
+		s.answered(now.Sub(s.dialedAt), now)
+	}
 }
 
 // dropUnsent drops what was read, and not sent.

@@ -27,8 +27,7 @@ func (s *slots) free(now leaky.Time) {
 	held := s.held
 	s.held = nil
 	for _, gt := range held {
-		gt.inFlight--
-		gt.state.InFlight.Add(-1)
+		gt.count(-1, now)
 	}
 	s.admission.dispatch(held, now)
 	s.admission.dropUnused(held, now)
@@ -56,8 +55,7 @@ func (s *slots) update(f *shaper.Flow, r shaper.Route, removed bool, now leaky.T
 	s.retake(f, r, now)
 	for _, gt := range kept {
 		if slices.Contains(s.held, gt) { // the limit applies to all listeners now
-			gt.inFlight--
-			gt.state.InFlight.Add(-1)
+			gt.count(-1, now)
 		} else {
 			s.held = append(s.held, gt)
 		}
@@ -74,8 +72,7 @@ func (s *slots) retake(f *shaper.Flow, r shaper.Route, now leaky.Time) {
 	old := slots{admission: a, held: s.held}
 	s.policy, s.held = a.policy, a.gatesFor(f, r)
 	for _, gt := range s.held {
-		gt.inFlight++
-		gt.state.InFlight.Add(1)
+		gt.count(1, now)
 		a.sharing.lending.use(gt, now)
 	}
 	old.free(now)

@@ -16,6 +16,7 @@ import (
 // question or an answer waits for inside the proxy does not count, but that the loop is busy does: a fraction of a
 // millisecond in general.
 type turns struct {
+	took      leaky.Time // duration of the last one, or of the first bytes
 	askedAt   leaky.Time // 0 while nothing is to be answered
 	arrivedAt leaky.Time // when an event announced the answer, which is yet to be read; 0 before
 	question  bool       // the client has sent something, and did not just connect
@@ -48,15 +49,15 @@ func (t *turns) answered(state *shaper.DownstreamState) bool {
 	if t.arrivedAt == 0 {
 		return false
 	}
-	took := t.arrivedAt.Sub(t.askedAt)
+	t.took = t.arrivedAt.Sub(t.askedAt)
 	if t.firstByte == 0 {
-		t.firstByte = max(took, 1)
-		state.FirstByte.Observe(took.Duration())
+		t.firstByte = max(t.took, 1)
+		state.FirstByte.Observe(t.took.Duration())
 	}
 	if t.question {
 		t.count++
-		t.answering += took
-		state.Answer.Observe(took.Duration())
+		t.answering += t.took
+		state.Answer.Observe(t.took.Duration())
 	}
 	t.askedAt, t.arrivedAt, t.question = 0, 0, false
 	return true

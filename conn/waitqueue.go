@@ -294,6 +294,9 @@ func (src *gateSource) addWaiting(n int) {
 	src.gate.quota.waiting += n
 	src.gate.waiting += n
 	src.gate.state.Waiting.Add(int64(n))
+	if ad := src.gate.adapter; ad != nil {
+		ad.measure(ad.admission.clock())
+	}
 	src.quotaSource.sources.Fix(src)
 	src.gate.quota.largest.Fix(src.quotaSource)
 }

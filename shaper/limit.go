@@ -58,6 +58,12 @@ type Limit struct {
 	// a slot there; it may be delayed by NewConnections.
 	MaxConnections int           // maximum in flight per key; 0 is unlimited
 	NewConnections Frequency     // per key; zero is unlimited
+
+	// Adapt makes the maximum in flight follow what the downstream bears, from MinConnections to MaxConnections.
+	// Proxy plane, TCP, one bucket that is not shared, connections wait.
+	Adapt          Adaptation
+	MinConnections int // with AdaptOn, 1 to MaxConnections
+
 	QueueTimeout   time.Duration // maximum time that a connection waits for admission
 	MaxQueue       int           // maximum number of waiting connections, over all keys; proxy plane only
 

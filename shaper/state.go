@@ -27,6 +27,8 @@ type LimitState struct {
 	InFlight atomic.Int64 // connections that hold a slot
 	Waiting  atomic.Int64 // connections that wait for admission
 
+	Adaptive atomic.Pointer[AdaptiveStatus] // nil unless the maximum in flight is adaptive
+
 	SlotWait   Histogram // waits of admitted connections for a slot
 	QueueDelay Histogram // delays of units in queues
 

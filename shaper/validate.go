@@ -90,6 +90,12 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.MaxConnections < 0 {
 			bad("max_connections", "%d: must not be negative", l.MaxConnections)
 		}
+		if l.Adapt != AdaptOff {
+			l.validateAdapt(listeners, bad)
+		}
+		if l.Adapt == AdaptOn && (l.MinConnections < 1 || l.MinConnections > l.MaxConnections) {
+			bad("min_connections", "%d: must be from 1 to max_connections, %d", l.MinConnections, l.MaxConnections)
+		}
 		if l.MaxQueue < 0 {
 			bad("max_queue", "%d: must not be negative", l.MaxQueue)
 		}
@@ -105,6 +111,7 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 			{"direction", uint8(l.Direction), l.Direction > Both},
 			{"refuse_with", uint8(l.RefuseWith), l.RefuseWith > RefuseReject},
 			{"scheduling", uint8(l.Scheduling), l.Scheduling > ScheduleFIFO},
+			{"adapt", uint8(l.Adapt), l.Adapt > AdaptOn},
 			{"key", uint8(l.Key), l.Key>>len(fieldNames) != 0},
 		} {
 			if e.invalid {
@@ -172,6 +179,27 @@ func (l *Limit) validateInProxyPlane(listeners []Listener, bad func(key, format 
 		if packetPlane.set {
 			bad(packetPlane.key, "unsupported for listeners")
 		}
+	}
+}
+
+// validateAdapt reports what keeps the maximum in flight of l from being adaptive.
+func (l *Limit) validateAdapt(listeners []Listener, bad func(key, format string, args ...any)) {
+	udp := slices.IndexFunc(listeners, func(n Listener) bool { return n.Accepts(UDP) && l.Match.matchesListener(n.Name) })
+	switch {
+	case l.MaxConnections == 0:
+		bad("adapt", "needs max_connections, the most that there may be in flight")
+	case l.InPacketPlane():
+		bad("adapt", "unsupported at attachments, which do not see what the downstream answers")
+	case l.Match.Protocol == UDP:
+		bad("adapt", "unsupported for UDP, whose flows have no end")
+	case l.Match.Protocol != TCP && udp >= 0:
+		bad("adapt", "unsupported for UDP, which listener %q proxies: match protocol \"tcp\"", listeners[udp].Name)
+	case l.Key != 0:
+		bad("adapt", "unsupported with a key: what a downstream bears is one number; add a limit with a key beside this one")
+	case l.Shared:
+		bad("adapt", "unsupported for a limit that hosts share")
+	case l.MaxQueue == 0 || l.QueueTimeout == 0:
+		bad("adapt", "needs max_queue and queue_timeout: what a downstream bears is seen while connections wait")
 	}
 }
 

@@ -270,6 +270,7 @@ func TestDefaults(t *testing.T) {
 			limited + "match.protocol = \"udp\"\nrate = \"1MB/s\"\npackets = \"5/s\"\nmax_connections = 5\n@\n",
 			limited + "key = [\"source\"]\nrate = \"1MB/s\"\n@\n",
 			limited + "match.attach = [\"up\"]\nrate = \"1MB/s\"\n@\n",
+			limited + "match.protocol = \"tcp\"\nmax_connections = 5\nadapt = \"on\"\n@\n",
 		},
 	}
 	var check func(table string, k keys)

@@ -130,6 +130,25 @@ var limitKeys = keys{
 			"4 limits with this key may match one attachment.",
 	},
 	{
+		name: "adapt", typ: enumType(shaper.AdaptOff, shaper.AdaptObserve, shaper.AdaptOn), def: `"off"`, needs: []condition{capping, atListeners("unsupported at attachments, which do not see what the downstream answers")}, overridable: true,
+		field:    fieldOf(func(l *shaper.Limit) *shaper.Adaptation { return &l.Adapt }),
+		omitZero: true,
+		doc: "`\"on\"` makes the maximum in flight follow what the downstream bears, between `min_connections` and `max_connections`: " +
+			"the fewest with which it answers nearly as often as it can. `\"observe\"` only finds out what that would be. For TCP, " +
+			"without `key`, not `shared`; connections must be able to wait.",
+	},
+	{
+		name: "min_connections", typ: integerType(1, 1<<20), def: "1", needs: []condition{adapting}, overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.MinConnections }),
+		preset: on(func(l *shaper.Limit) any {
+			if l.Adapt == shaper.AdaptOn {
+				return 1
+			}
+			return 0
+		}),
+		doc:   "Least maximum in flight that `adapt` may choose.",
+	},
+	{
 		name: "new_connections", typ: quantityType("count a second, minute or hour", "50/s", `^[0-9]+ ?/(s|min|h)$`, parseConnectionFrequency, showFrequency), defText: "no bound", overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *shaper.Frequency { return &l.NewConnections }),
 		doc:   "Rate of new connections, for each key.",
@@ -293,6 +312,9 @@ func showPorts(p shaper.PortRange) any { return p.String() }
 var (
 	paced    = anyOf("rate", "packets")
 	counting = anyOf("max_connections", "new_connections")
+
+	capping  = needs("`max_connections`", "", func(l *shaper.Limit, has isSet) bool { return has("max_connections") })
+	adapting = needs("`adapt = \"on\"`", "", func(l *shaper.Limit, _ isSet) bool { return l.Adapt == shaper.AdaptOn })
 
 	bySource = needs("`\"source\"` in `key`", "", func(l *shaper.Limit, _ isSet) bool {
 		return l.Key&shaper.KeySource != 0

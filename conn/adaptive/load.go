@@ -1,0 +1,102 @@
+package adaptive
+
+import "shaperd.dev/shaperd/leaky"
+
+// Load measures what passes a gate in front of a server. The zero value is an idle gate.
+type Load struct {
+	sums
+	inFlight, waiting int
+	fullSince         leaky.Time // when the gate became full; of use while waiting > 0
+	answeredAt        leaky.Time
+	gap               float64 // mean seconds between answers while the gate is full
+	gaps              int     // that are in the mean, up to meanGaps
+}
+
+// sums are totals since the gate was made. Times are in seconds.
+type sums struct {
+	at                leaky.Time // up to when they count
+	allInFlight       float64    // integral of what was in flight
+	full              float64    // time in which somebody waited, and the server did not stand still
+	fullInFlight      float64    // integral of what was in flight over that time
+	fullAnswers       float64    // answers in that time
+	answers, failures float64
+	left              float64 // clients that went before their answer came
+	latency, latency2 float64 // sums over answers, and of their squares
+}
+
+func (a sums) since(b sums) sums {
+	return sums{
+		at: a.at, allInFlight: a.allInFlight - b.allInFlight, full: a.full - b.full, fullInFlight: a.fullInFlight - b.fullInFlight, fullAnswers: a.fullAnswers - b.fullAnswers,
+		answers: a.answers - b.answers, failures: a.failures - b.failures, left: a.left - b.left, latency: a.latency - b.latency, latency2: a.latency2 - b.latency2,
+	}
+}
+
+const (
+	meanGaps  = 64 // over so many the gap between answers is averaged
+	stallGaps = 20 // a gap of so many mean ones is a stall
+	stallMin  = 5e-3
+)
+
+// Set records how many are in flight and how many wait from now on.
+func (l *Load) Set(inFlight, waiting int, now leaky.Time) {
+	l.advance(now)
+	if l.waiting == 0 && waiting > 0 {
+		l.fullSince = now
+	}
+	l.inFlight, l.waiting = inFlight, waiting
+}
+
+// advance brings the sums up to now.
+func (l *Load) advance(now leaky.Time) {
+	if now <= l.at {
+		return
+	}
+	t := seconds(now - l.at)
+	l.allInFlight += t * float64(l.inFlight)
+	if l.waiting > 0 {
+		l.full += t
+		l.fullInFlight += t * float64(l.inFlight)
+	}
+	l.at = now
+}
+
+// Answer records an answer of the server, which took so long.
+func (l *Load) Answer(took, now leaky.Time) {
+	l.advance(now)
+	l.answers++
+	l.latency += seconds(took)
+	l.latency2 += seconds(took) * seconds(took)
+	if l.waiting > 0 {
+		l.fullAnswers++
+		l.cutStall(seconds(now - min(now, max(l.answeredAt, l.fullSince))))
+	}
+	l.answeredAt = now
+}
+
+// cutStall takes a gap between answers out of the time in which the gate was full, when the server has stood still: a
+// pause for garbage collection says nothing of how many it bears.
+func (l *Load) cutStall(gap float64) {
+	if most := max(stallGaps*l.gap, stallMin); l.gaps == meanGaps && gap > most {
+		l.fullInFlight -= gap * float64(l.inFlight)
+		l.full -= gap
+		gap = most
+	}
+	l.gaps = min(l.gaps+1, meanGaps)
+	l.gap += (gap - l.gap) / float64(l.gaps)
+}
+
+// Fail records that the server has refused or failed a connection.
+func (l *Load) Fail(now leaky.Time) {
+	l.advance(now)
+	l.failures++
+}
+
+// Leave records that a client has gone before its answer came.
+func (l *Load) Leave(now leaky.Time) {
+	l.advance(now)
+	l.left++
+}
+
+func seconds(t leaky.Time) float64 { return float64(t) / float64(leaky.Second) }
+
+func ticks(s float64) leaky.Time { return leaky.Time(s * float64(leaky.Second)) }

@@ -1,0 +1,67 @@
+package adaptive
+
+import (
+	"math"
+
+	"shaperd.dev/shaperd/leaky"
+)
+
+// Watcher changes nothing. It keeps what throughput went with how many in flight, and says at how many the server
+// answers nearly as often as it can. It needs a load that varies, and reaches that number now and then.
+type Watcher struct {
+	Load
+	began sums // of the second that runs
+	next  leaky.Time
+	bins  [80]bin
+}
+
+// bin is the time with about so many in flight: from binWidth^i on.
+type bin struct{ seconds, inFlight, answers float64 }
+
+const (
+	binWidth    = 1.15
+	binMin      = 60          // seconds after which a bin counts
+	binHalfLife = 6 * 60 * 60 // seconds of use
+	nearlyAll   = 0.95        // of the most throughput
+)
+
+// Step takes note of the load. It is to be called some ten times a second while the gate is in use.
+func (w *Watcher) Step(now leaky.Time) {
+	w.advance(now)
+	if now < w.next {
+		return
+	}
+	d := w.since(w.began)
+	t := seconds(now - w.began.at)
+	w.began, w.next = w.sums, now+leaky.Second
+	inFlight := d.allInFlight / t
+	if t == 0 || t > 2 || inFlight < 0.5 { // the gate was not used
+		return
+	}
+	for i := range w.bins {
+		b, kept := &w.bins[i], math.Exp2(-t/binHalfLife)
+		b.seconds, b.inFlight, b.answers = b.seconds*kept, b.inFlight*kept, b.answers*kept
+	}
+	b := &w.bins[min(max(int(math.Log(inFlight)/math.Log(binWidth)), 0), len(w.bins)-1)]
+	b.seconds += t
+	b.inFlight += inFlight * t
+	b.answers += d.answers
+}
+
+// Knee returns the fewest in flight with which the server was seen to answer nearly as often as it ever did, and how
+// often. It is not known as long as more in flight have always given more answers.
+func (w *Watcher) Knee() (limit int, throughput float64, known bool) {
+	most, highest := 0.0, 0.0
+	for _, b := range w.bins {
+		if b.seconds >= binMin {
+			most, highest = max(most, b.answers/b.seconds), b.inFlight/b.seconds
+		}
+	}
+	for _, b := range w.bins {
+		if b.seconds >= binMin && b.answers/b.seconds >= nearlyAll*most {
+			n := b.inFlight / b.seconds
+			return int(math.Ceil(n)), b.answers / b.seconds, most > 0 && highest > 1.3*n
+		}
+	}
+	return 0, 0, false
+}
