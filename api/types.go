@@ -192,7 +192,8 @@ type Limit struct {
 	MaxDelay       float64 `json:"max_delay_seconds"`
 	QueueTimeout   float64 `json:"queue_timeout_seconds"`
 
-	Shared *LimitShare `json:"shared,omitempty"` // of the above, what this host may use: hosts share the limit
+	Shared   *LimitShare `json:"shared,omitempty"`   // of the above, what this host may use: hosts share the limit
+	Adaptive *Adaptive   `json:"adaptive,omitempty"` // the maximum in flight that the downstream bears, if it is looked for
 
 	// Traffic that left the buckets of the limit, or would have in mode "observe".
 	Bytes          Rates   `json:"bytes_rate"`
@@ -269,7 +270,7 @@ type Bucket struct {
 	NextDeparture  float64 `json:"next_departure_seconds"` // time until the next unit may leave
 	NextAdmission  float64 `json:"next_admission_seconds"` // time until a new connection would be admitted
 	InFlight       int     `json:"in_flight"`
-	Slots          int     `json:"slots,omitempty"` // connections that may be in flight at this host, if hosts share the limit
+	Slots          int     `json:"slots,omitempty"` // connections that may be in flight at this host now, if hosts share the limit or it is adaptive
 	Waiting        int     `json:"waiting"`
 	Reserved       bool    `json:"reserved"` // the free slot, or the next admission, is reserved for a connection that also waits for other limits
 }
@@ -438,4 +439,35 @@ type HeldListener struct {
 // Error is the body of every response that is not a success.
 type Error struct {
 	Message string `json:"error"`
+}
+
+// Adaptive is what an adaptive limit has found out about its downstream.
+type Adaptive struct {
+	Observed       bool             `json:"observed"`                  // max_connections holds, and this is what would hold
+	MinConnections int              `json:"min_connections,omitempty"` // 0 if observed
+	Connections    int              `json:"connections"`               // maximum in flight; up to an eighth more or less while limits are compared; 0 while that is not known
+	Throughput     float64          `json:"throughput"`                // answers per second with as many, while connections waited; 0 while that is not known
+	Changes        []AdaptiveChange `json:"changes"`                   // the last ones, the newest last
+}
+
+// AdaptiveChange is a change of an adaptive limit.
+type AdaptiveChange struct {
+	At     time.Time `json:"at"`
+	From   int       `json:"from"`
+	To     int       `json:"to"`
+	Reason string    `json:"reason"` // see [AdaptiveReasons]
+}
+
+// AdaptiveReasons are the reasons of changes, in words.
+var AdaptiveReasons = map[string]string{
+	"bounds":             "the bounds were changed",
+	"more-pays":          "more in flight gave more answers",
+	"more-gives-little":  "more in flight gave hardly more answers",
+	"less-costs-nothing": "fewer in flight gave as many answers",
+	"less-costs":         "fewer in flight gave fewer answers",
+	"demand":             "no more connections came",
+	"slow":               "answers took too long, or max_connections was reached",
+	"throughput-fell":    "throughput fell by a third",
+	"crowd":              "answers were slow, and nobody waited",
+	"failures":           "a tenth of the connections failed",
 }

@@ -158,6 +158,8 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 	l := policy.Limit(i)
 	if l.HasPool() {
 		b.Slots = p.loop.sharing.lending.slotsOf(l, k)
+	} else if ad := p.admission.adapters[policy.State(i)]; ad != nil && ad.controller != nil {
+		b.Slots = ad.controller.Limit()
 	}
 	bucket, share = p.shaper.Peek(k, now)
 	if gt := p.admission.byKey[k]; gt != nil {

@@ -226,9 +226,20 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 	if l.InPacketPlane() {
 		out.Plane, out.Direction, out.Attachments = "packet", "of the attachment", l.Match.Attach
 	}
+	if found := p.State(i).Adaptive.Load(); found != nil {
+		out.Adaptive = adaptiveOf(l, found)
+	}
 	v.Monitor.FillLimit(&out, p, i)
 	out.Conformance.Unmonitored = l.Observe || l.Rate == 0 && l.Packets.N == 0
 	out.Conformance.Sampled = l.InPacketPlane() && !out.Single
+	return out
+}
+
+func adaptiveOf(l *shaper.Limit, found *shaper.AdaptiveStatus) *api.Adaptive {
+	out := &api.Adaptive{Observed: found.Observed, MinConnections: l.MinConnections, Connections: found.Limit, Throughput: found.Throughput, Changes: []api.AdaptiveChange{}}
+	for _, c := range found.Changes {
+		out.Changes = append(out.Changes, api.AdaptiveChange{At: c.At, From: c.From, To: c.To, Reason: c.Reason})
+	}
 	return out
 }
 

@@ -77,6 +77,6 @@ type BucketState struct {
 	Parts, NewParts uint32
 
 	InFlight, Waiting int  // connections
-	Slots             int  // of a shared limit: connections that may be in flight at this host
+	Slots             int  // of a shared or an adaptive limit: connections that may be in flight at this host now
 	Reserved          bool // the free slot or admission is reserved for a waiter that also needs those of other limits
 }

@@ -78,6 +78,9 @@ func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 		if l.MaxConnections > 0 {
 			to.gauge(limitMaxConns, float64(l.MaxConnections), l.Name)
 		}
+		if found := s.Adaptive.Load(); found != nil && found.Limit > 0 {
+			to.gauge(limitAdapted, float64(found.Limit), l.Name)
+		}
 		if p, sampled := c.Monitor.Conformance(s); sampled && l.Rate > 0 {
 			to.gauge(limitSigma, p.Sigma, l.Name)
 			to.gauge(limitAllowed, p.Allowed, l.Name)

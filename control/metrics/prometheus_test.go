@@ -36,6 +36,7 @@ func scraped(t *testing.T) string {
 		t.Fatal(err)
 	}
 	s.Swap(p, leaky.Second)
+	p.State(0).Adaptive.Store(&shaper.AdaptiveStatus{Limit: 5})
 	c := newCollector(t, s)
 	c.Reloads.Record(time.Millisecond)
 	c.Reloads.Record(time.Millisecond, "no")

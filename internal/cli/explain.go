@@ -230,7 +230,7 @@ func verdictText(x api.Explanation) string {
 		}
 		here := ""
 		if by.Slots > 0 {
-			here = fmt.Sprintf(" of %d at this host", by.Slots)
+			here = fmt.Sprintf(" of %d now", by.Slots)
 		}
 		text := fmt.Sprintf("A new connection would wait for a slot of limit %q: %d in use%s%s, %d waiting.", x.By, by.InFlight, here, reserved, by.Waiting)
 		if next > 0 {

@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -76,10 +78,42 @@ func effectiveSummary(l api.Limit) string {
 	if l.Shared != nil {
 		s += ", here " + hereText(l)
 	}
+	if l.Adaptive != nil {
+		s += ", " + adaptiveText(l.Adaptive)
+	}
 	if len(l.Override) > 0 {
 		s += " (override: " + formatOverrides(l.Override) + ")"
 	}
 	return s
+}
+
+// adaptiveText formats what an adaptive limit has found out: "adapted to 38".
+func adaptiveText(a *api.Adaptive) string {
+	switch {
+	case a.Observed && a.Connections == 0:
+		return "would adapt: too little load so far to tell"
+	case a.Observed:
+		return fmt.Sprintf("would adapt to %d", a.Connections)
+	}
+	return fmt.Sprintf("adapted to %d", a.Connections)
+}
+
+// printAdaptive prints what an adaptive limit has found out, and how it came there.
+func printAdaptive(item func(name, format string, args ...any), l api.Limit) {
+	a := l.Adaptive
+	text := adaptiveText(a)
+	if !a.Observed {
+		text += fmt.Sprintf(", from %d to %d", a.MinConnections, l.MaxConnections)
+	}
+	if a.Throughput > 0 {
+		text += fmt.Sprintf("; %s answers with as many", term.PerSecond(a.Throughput))
+	}
+	item("adapt", "%s", text)
+	for i, name := len(a.Changes)-1, "changes"; i >= max(0, len(a.Changes)-5); i-- {
+		c := a.Changes[i]
+		item(name, "%s %d to %d: %s", c.At.Local().Format(time.TimeOnly), c.From, c.To, cmp.Or(api.AdaptiveReasons[c.Reason], api.Printable(c.Reason)))
+		name = ""
+	}
 }
 
 // hereText formats what this host may use of a shared limit: "31% = 24.8Mbit/s".
@@ -124,6 +158,9 @@ func printLimit(p *term.Printer, l api.Limit) {
 			delayed += "; delay: " + percentiles(l.QueueDelay)
 		}
 		item("delayed", "%s", delayed)
+	}
+	if l.Adaptive != nil {
+		printAdaptive(item, l)
 	}
 	if l.ConnectionWait.Count > 0 {
 		item("slot wait", "%s", percentiles(l.ConnectionWait))

@@ -72,7 +72,7 @@ func (s *server) addBuckets(x *explain.Explanation, p *shaper.Policy) {
 			worse(l, shaper.Delay, shaper.ByRate, b.NextDeparture)
 		}
 		most := l.MaxConnections
-		if l.HasPool() {
+		if b.Slots > 0 || l.HasPool() {
 			most = b.Slots
 		}
 		full := l.MaxConnections > 0 && (b.InFlight >= most || b.Reserved)

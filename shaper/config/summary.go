@@ -35,7 +35,11 @@ func (c *Config) Summary(l *shaper.Limit) string {
 		parts = append(parts, "queue "+l.MaxDelay.String())
 	}
 	if l.MaxConnections != 0 {
-		parts = append(parts, fmt.Sprintf("%d connections", l.MaxConnections))
+		least := ""
+		if l.Adapt == shaper.AdaptOn {
+			least = fmt.Sprintf("%d to ", l.MinConnections)
+		}
+		parts = append(parts, fmt.Sprintf("%s%d connections", least, l.MaxConnections))
 	}
 	if l.NewConnections.N != 0 {
 		parts = append(parts, FormatFrequency(l.NewConnections)+" new connections")

@@ -43,7 +43,9 @@ function setBadge(e, l) {
 }
 
 // maxConnections returns how many connections in flight l allows at this host.
-const maxConnections = (l) => l.shared ? l.shared.connections : l.max_connections;
+const maxConnections = (l) => l.shared ? l.shared.connections : adapts(l) ? l.adaptive.connections : l.max_connections;
+
+const adapts = (l) => l.adaptive && !l.adaptive.observed;
 
 // primary returns the main quantity that l limits, and its series. ceiling is that of this host; whole is that of all
 // hosts that share l, as what each had of it in the past is not recorded.
@@ -265,6 +267,16 @@ function chartsOf(l) {
   return list;
 }
 
+// adapted says what an adaptive limit has found out.
+function adapted(l) {
+  const a = l.adaptive;
+  const bounds = a.observed ? '' : ` (${count(a.min_connections)} to ${count(l.max_connections)})`;
+  return {
+    name: a.observed ? 'Would adapt to' : 'Adapted to', value: a.connections > 0 ? `${count(a.connections)} connections${bounds}` : 'too little load to tell',
+    title: a.changes.slice(-8).reverse().map((c) => `${new Date(c.at).toLocaleTimeString()}: ${c.from} to ${c.to}, ${c.reason}`).join('\n'),
+  };
+}
+
 function figures(l) {
   const rates = (r, format) => `${format(r['1s'])} · ${format(r['10s'])} · ${format(r['60s'])}`;
   const delay = (d) => d.count > 0 ? `${seconds(d.p50_seconds)} · ${seconds(d.p99_seconds)}` : 'none';
@@ -285,6 +297,7 @@ function figures(l) {
     list.push(
       { name: 'New, 1 · 10 · 60 s', value: rates(l.admitted_rate, perSecond), title: `${count(l.admitted_total)} connections in total` },
       { name: 'In flight', value: inFlight(l) },
+      ...(l.adaptive ? [adapted(l)] : []),
       { name: 'Slot wait, p50 · p99', value: delay(l.connection_wait), title: `Of connections that got a slot over the last minute; at most ${seconds(l.queue_timeout_seconds)}` });
   }
   const reasons = Object.entries(l.refused ?? {}).filter(([, n]) => n > 0);
