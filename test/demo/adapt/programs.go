@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/test/lab"
+)
+
+var (
+	outer = netip.MustParseAddrPort("10.9.0.1:5432") // of the program
+	inner = netip.MustParseAddrPort("10.9.1.2:5432") // of the server
+)
+
+// program is what stands between the clients and the server.
+type program struct {
+	name   string
+	most   int // connections at once; 0 is no bound
+	adapts bool
+	start  func(ctx context.Context, b binaries, h *lab.Host) (*gateway, error)
+}
+
+// gateway is a running program.
+type gateway struct {
+	*lab.Process
+	stop  func() error
+	limit func() (*api.Adaptive, error) // of shaperd
+}
+
+var shaperd = program{"shaperd, adapt", 0, true, func(ctx context.Context, b binaries, h *lab.Host) (*gateway, error) {
+	config := fmt.Sprintf(`[daemon]
+metrics = ""
+dashboard = ""
+[[listen]]
+name = "l"
+address = ["tcp://%s"]
+downstream = [%q]
+[[limit]]
+name = "bears"
+match = { protocol = "tcp" }
+max_connections = 200
+adapt = "on"
+queue_timeout = "1m"
+`, outer, inner)
+	d, err := lab.StartDaemon(ctx, lab.DaemonOptions{Binary: b.shaperd, Host: h, Config: config})
+	if err != nil {
+		return nil, err
+	}
+	limit := func() (*api.Adaptive, error) {
+		text, err := h.Output(b.shaperd, "limits", "bears", "--json", "--control", d.Control)
+		if err != nil {
+			return nil, err
+		}
+		var l api.Limit
+		if err := json.Unmarshal([]byte(text), &l); err != nil {
+			return nil, err
+		}
+		return l.Adaptive, nil
+	}
+	return &gateway{d.Process, d.Close, limit}, nil
+}}
+
+// haproxy lets at most so many connections through at once; 0 is no bound.
+func haproxy(most int) program {
+	name, maxconn := "haproxy, no maxconn", ""
+	if most > 0 {
+		name, maxconn = fmt.Sprintf("haproxy, maxconn %d", most), fmt.Sprintf("maxconn %d", most)
+	}
+	return program{name, most, false, func(ctx context.Context, b binaries, h *lab.Host) (*gateway, error) {
+		return startHAProxy(ctx, b, h, fmt.Sprintf(`global
+	maxconn 2000
+defaults
+	mode tcp
+	timeout connect 5s
+	timeout client 1m
+	timeout server 1m
+	timeout queue 1m
+listen l
+	bind %s
+	server one %s %s
+`, outer, inner, maxconn))
+	}}
+}
+
+func startHAProxy(ctx context.Context, b binaries, h *lab.Host, config string) (*gateway, error) {
+	dir, err := lab.TempDir()
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "config")
+	remove := func() error { return lab.RemoveDir(dir) }
+	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	argv := append(b.haproxy, "-db", "-f", path)
+	p, err := lab.StartProcess(h.Start, exec.Command(argv[0], argv[1:]...))
+	if err == nil {
+		if err = p.AwaitListening(ctx, h, outer, false); err != nil {
+			p.Kill()
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	return &gateway{Process: p, stop: func() error { p.Kill(); return remove() }}, nil
+}
