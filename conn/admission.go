@@ -36,6 +36,7 @@ type admission struct {
 	queues      map[string]*waitQueue           // by queueKey
 	sources     map[netip.Addr]*admissionSource // that have queues
 	keyBuf      []byte                          // of a queue, reused
+	yieldIdle   func(gt *gate, now leaky.Time)  // ends idle connections for those that wait at gt
 	lastGateID  uint64                          // of the newest gate
 	lastTicket  uint64                          // the last one issued
 	retries     []*waiter                       // waiters that run tries at the gates of a new policy
@@ -79,7 +80,7 @@ type refusal struct {
 
 func newAdmission(sg *sharing) *admission {
 	return &admission{
-		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(),
+		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(), yieldIdle: func(*gate, leaky.Time) {},
 		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, adapters: map[*shaper.LimitState]*adapter{},
 		queues: map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
 	}

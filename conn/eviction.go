@@ -44,9 +44,17 @@ func (p *Proxy) evict(counts *shaper.ListenerState, now leaky.Time) {
 	p.evictions = list[:0]
 }
 
-// evictIdleFlows evicts idle UDP flows for the connections that wait at gt, and repeats that while
-// some wait. Otherwise sources that may be forged could keep connections out of a limit that applies
-// to both, with an occasional datagram.
+// relieve makes room for the connections that wait at gt, and repeats that while some wait.
+func (a *admission) relieve(gt *gate, now leaky.Time) {
+	a.evictIdleFlows(gt, now)
+	a.yieldIdle(gt, now)
+	if len(gt.queued) > 0 {
+		a.wheel.Schedule(&gt.relief, now+unansweredGrace)
+	}
+}
+
+// evictIdleFlows evicts idle UDP flows for the connections that wait at gt. Otherwise sources that may be forged could
+// keep connections out of a limit that applies to both, with an occasional datagram.
 func (a *admission) evictIdleFlows(gt *gate, now leaky.Time) {
 	for n := gt.waiting; n > 0 && len(gt.queued) > 0 && gt.atCap(now) && (gt.pool == nil || !gt.pool.listener.held(now)); n-- {
 		f := gt.victim(now)
@@ -58,9 +66,6 @@ func (a *admission) evictIdleFlows(gt *gate, now leaky.Time) {
 		if gt.pool != nil {
 			gt.pool.listener.wakeWaiters(now)
 		}
-	}
-	if len(gt.queued) > 0 {
-		a.wheel.Schedule(&gt.relief, now+unansweredGrace)
 	}
 }
 

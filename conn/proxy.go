@@ -84,6 +84,7 @@ func New(o Options) (*Proxy, error) {
 	}
 	p.resolver = newResolver(p.trafficLog, func() { l.post(p.wakeAll) })
 	p.admission, l.sharing.onShort = l.sharing.admission, o.OnShort
+	p.admission.yieldIdle = p.yieldIdle
 	go l.run()
 	return p, nil
 }

@@ -231,8 +231,8 @@ func (a *admission) link(q *waitQueue, i int, why shaper.Reason, now leaky.Time)
 	if gt.exhausted(now) == shaper.ByNewConnections {
 		a.armPacer(gt, now)
 	}
-	if !gt.relief.Scheduled() && (gt.pool != nil || gt.flows != flowLRU{}) {
-		gt.relief.Fire = func(now leaky.Time) { a.evictIdleFlows(gt, now) }
+	if !gt.relief.Scheduled() && (gt.pool != nil || gt.flows != flowLRU{} || gt.limit.YieldAfter > 0) {
+		gt.relief.Fire = func(now leaky.Time) { a.relieve(gt, now) }
 		a.wheel.Schedule(&gt.relief, now)
 	}
 }

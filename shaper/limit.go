@@ -56,16 +56,20 @@ type Limit struct {
 
 	// In the packet plane these limits count TCP connections. A SYN does not wait for
 	// a slot there; it may be delayed by NewConnections.
-	MaxConnections int           // maximum in flight per key; 0 is unlimited
-	NewConnections Frequency     // per key; zero is unlimited
+	MaxConnections int       // maximum in flight per key; 0 is unlimited
+	NewConnections Frequency // per key; zero is unlimited
 
 	// Adapt makes the maximum in flight follow what the downstream bears, from MinConnections to MaxConnections.
 	// Proxy plane, TCP, one bucket that is not shared, connections wait.
 	Adapt          Adaptation
 	MinConnections int // with AdaptOn, 1 to MaxConnections
 
-	QueueTimeout   time.Duration // maximum time that a connection waits for admission
-	MaxQueue       int           // maximum number of waiting connections, over all keys; proxy plane only
+	// YieldAfter is for how long a TCP connection must have been idle to end when another source waits for its slot,
+	// and its own holds more. Proxy plane only; 0 is never.
+	YieldAfter time.Duration
+
+	QueueTimeout time.Duration // maximum time that a connection waits for admission
+	MaxQueue     int           // maximum number of waiting connections, over all keys; proxy plane only
 
 	// Block refuses all matched traffic. A limit that blocks has no other settings and
 	// no key, and is not shared.

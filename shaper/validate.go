@@ -96,6 +96,12 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.Adapt == AdaptOn && (l.MinConnections < 1 || l.MinConnections > l.MaxConnections) {
 			bad("min_connections", "%d: must be from 1 to max_connections, %d", l.MinConnections, l.MaxConnections)
 		}
+		if l.YieldAfter < 0 {
+			bad("yield_after", "%v: must not be negative", l.YieldAfter)
+		}
+		if l.YieldAfter != 0 && (l.InPacketPlane() || l.MaxConnections == 0 || l.Match.Protocol == UDP) {
+			bad("yield_after", "needs max_connections of TCP at listeners")
+		}
 		if l.MaxQueue < 0 {
 			bad("max_queue", "%d: must not be negative", l.MaxQueue)
 		}

@@ -66,6 +66,7 @@ const (
 	Stopped                        // the daemon was stopped
 	Killed                         // ended by an operator
 	BreakerOpen                    // refused, as the breaker of its downstream was open
+	Yielded                        // idle, and another source waited for its slot
 	numEndings
 )
 
@@ -76,6 +77,6 @@ func (e Ending) String() string {
 	return enumName(
 		e,
 		"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
-		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed", "breaker-open",
+		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed", "breaker-open", "yielded",
 	)
 }

@@ -146,7 +146,14 @@ var limitKeys = keys{
 			}
 			return 0
 		}),
-		doc:   "Least maximum in flight that `adapt` may choose.",
+		doc: "Least maximum in flight that `adapt` may choose.",
+	},
+	{
+		name: "yield_after", typ: durationType(0, 240*time.Hour), def: `"0s"`, needs: []condition{capping, atListeners("unsupported at attachments, where no connection waits for a slot")}, overridable: true,
+		field:    fieldOf(func(l *shaper.Limit) *time.Duration { return &l.YieldAfter }),
+		omitZero: true,
+		doc: "An idle TCP connection ends after that time when another source waits for its slot, and its own source holds " +
+			"more: the longest idle one of the source that holds the most, never while an answer is due. 0 is never.",
 	},
 	{
 		name: "new_connections", typ: quantityType("count a second, minute or hour", "50/s", `^[0-9]+ ?/(s|min|h)$`, parseConnectionFrequency, showFrequency), defText: "no bound", overridable: true,

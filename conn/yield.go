@@ -1,0 +1,106 @@
+// Owner: the loop's thread.
+
+package conn
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// maxYields bounds how many connections end in one round, which is twice a second.
+const maxYields = 64
+
+// slotUser is a source with slots of a gate.
+type slotUser struct {
+	addr netip.Addr
+	held int
+	idle []*session // that may end, the longest idle first
+}
+
+// yieldIdle ends idle connections for the sources that wait at gt, which has no free slot: the longest idle one of the
+// source that holds the most, as long as the one that waits then holds no more than that.
+func (p *Proxy) yieldIdle(gt *gate, now leaky.Time) {
+	after := leaky.FromDuration(gt.limit.YieldAfter)
+	if after == 0 || gt.limit.Observe || !gt.atCap(now) || gt.reserved.queue != nil {
+		return
+	}
+	users := p.slotUsersOf(gt, after, now)
+	waiting := map[netip.Addr]int{}
+	for _, src := range gt.queued {
+		waiting[src.addr] = src.waiting
+	}
+	for range min(gt.waiting, maxYields) {
+		from, to := pairToYield(users, waiting)
+		if from == nil {
+			return
+		}
+		s := from.idle[0]
+		from.idle = from.idle[1:]
+		if !s.mayYield() { // the end of another one has ended it
+			continue
+		}
+		from.held--
+		to.held++
+		waiting[to.addr]--
+		s.endGracefully(shaper.Yielded, now)
+	}
+}
+
+// slotUsersOf returns the sources that hold slots of gt, or wait there.
+func (p *Proxy) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser) {
+	byAddr := map[netip.Addr]*slotUser{}
+	of := func(a netip.Addr) *slotUser {
+		h := byAddr[a]
+		if h == nil {
+			h = &slotUser{addr: a}
+			byAddr[a] = h
+			list = append(list, h)
+		}
+		return h
+	}
+	for _, s := range p.sessions.all {
+		if !slices.Contains(s.slots.held, gt) {
+			continue
+		}
+		h := of(s.sourceKey())
+		h.held++
+		if s.mayYield() && now.Sub(s.activity.lastActive) >= after {
+			h.idle = append(h.idle, s)
+		}
+	}
+	for _, src := range gt.queued {
+		of(src.addr)
+	}
+	for _, h := range list {
+		slices.SortFunc(h.idle, func(a, b *session) int { return cmp.Compare(a.activity.lastActive, b.activity.lastActive) })
+	}
+	return list
+}
+
+// pairToYield returns the source that holds the most, of which a connection may end, and one that waits and holds the
+// least, or nil if it would then hold more than the other.
+func pairToYield(users []*slotUser, waiting map[netip.Addr]int) (from, to *slotUser) {
+	for _, h := range users {
+		if len(h.idle) > 0 && (from == nil || h.held > from.held) {
+			from = h
+		}
+		if waiting[h.addr] > 0 && (to == nil || h.held < to.held) {
+			to = h
+		}
+	}
+	if from == nil || to == nil || from.held < to.held+2 {
+		return nil, nil
+	}
+	return from, to
+}
+
+// mayYield reports whether s is between turns: nothing is on its way, and the downstream owes no answer.
+func (s *session) mayYield() bool {
+	answered := s.turns.askedAt == 0 || !s.turns.question && s.turns.firstByte == 0
+	return s.stage == stageRelaying && answered && !s.up.dstShut && !s.down.dstShut &&
+		!s.up.pending() && !s.down.pending() && !s.up.unit.queued && !s.down.unit.queued
+}
