@@ -92,6 +92,11 @@ func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 		a.sharing.follow(now)
 	}
 	w := q.waiters.First()
+	if q.deadline() <= now { // its timer is late
+		a.refuse(w, q.current().gate, shaper.WaitTimeout, now)
+		return now
+	}
+	q.current().serve(w.waitTime(now), now)
 	for i, gt := range q.gates {
 		why, ready, waited := shaper.None, now, q.waitedAt(i, now)-w.waitedBefore[i]
 		if i == q.pos || waited > 0 {

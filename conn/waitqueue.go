@@ -65,6 +65,8 @@ type gateSource struct {
 	refs        int                                  // queues that need the gate, wherever they wait
 	queues      fairq.Heap[waitQueue, byQueueTicket] // those that wait here
 	lastServed  uint64                               // ticket issued when it was last served here
+	stands      bool                                 // see patience
+	turnedAt    leaky.Time                           // since when connections were served as if stands were wrong, or 0
 	waiting     int                                  // connections
 	heapIndex   int                                  // in gate.queued
 	quotaSource *quotaSource                         // set while some of its connections wait here
@@ -100,7 +102,7 @@ func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, n
 	if q.len++; q.len == 1 {
 		a.armTimeout(q)
 	}
-	q.current().addWaiting(1)
+	q.current().addWaiting(1, now)
 	a.sharing.lending.wait(q.current().gate)
 }
 
@@ -194,7 +196,35 @@ func (q *waitQueue) deadline() leaky.Time {
 	default:
 		from = q.posSince - q.waits[q.pos].waited + first.waitedBefore[q.pos]
 	}
-	return from + leaky.FromDuration(gt.limit.QueueTimeout)
+	return from + q.current().patience()
+}
+
+// patience is for how long a connection of src waits at most. While its queue stands that is queue_target: who would
+// wait longer would be refused in the end, or served too late, so others are served in time instead. This is CoDel
+// (Nichols and Jacobson, 2012) for each source, applied to deadlines as in Facebook's servers (Maurer, 2015).
+func (src *gateSource) patience() leaky.Time {
+	l := src.gate.limit
+	if src.stands && l.QueueTarget > 0 {
+		return leaky.FromDuration(min(l.QueueTarget, l.QueueTimeout))
+	}
+	return leaky.FromDuration(l.QueueTimeout)
+}
+
+// steadyTargets is for how many times queue_target all that are served must have waited half of it and longer for the
+// queue of a source to stand, or less for it to stand no more.
+const steadyTargets = 5
+
+// serve records that a connection of src gets its slot after so long a wait.
+func (src *gateSource) serve(waited, now leaky.Time) {
+	target := leaky.FromDuration(src.gate.limit.QueueTarget)
+	switch waits := waited >= target/2; {
+	case waits == src.stands:
+		src.turnedAt = 0
+	case src.turnedAt == 0:
+		src.turnedAt = now
+	case now > src.turnedAt+steadyTargets*target:
+		src.stands, src.turnedAt = waits, 0
+	}
 }
 
 func (a *admission) armTimeout(q *waitQueue) { a.wheel.Schedule(&q.timeout, q.deadline()) }
@@ -227,7 +257,7 @@ func (a *admission) link(q *waitQueue, i int, why shaper.Reason, now leaky.Time)
 	} else {
 		gt.queued.Fix(src)
 	}
-	src.addWaiting(q.len)
+	src.addWaiting(q.len, now)
 	if gt.exhausted(now) == shaper.ByNewConnections {
 		a.armPacer(gt, now)
 	}
@@ -242,7 +272,7 @@ func (a *admission) unlink(q *waitQueue, now leaky.Time) {
 	gt, src := q.gates[q.pos], q.current()
 	q.waits[q.pos].waited = q.waitedAt(q.pos, now)
 	q.posSince = now
-	src.addWaiting(-q.len)
+	src.addWaiting(-q.len, now)
 	src.queues.Remove(q)
 	if len(src.queues) > 0 {
 		gt.queued.Fix(src)
@@ -278,7 +308,7 @@ func (a *admission) dequeue(w *waiter, now leaky.Time) {
 	if q.len--; first && q.len > 0 {
 		a.armTimeout(q)
 	}
-	q.current().addWaiting(-1)
+	q.current().addWaiting(-1, now)
 	if q.len > 0 {
 		return
 	}
@@ -288,14 +318,14 @@ func (a *admission) dequeue(w *waiter, now leaky.Time) {
 }
 
 // addWaiting adds n to the connections of src that wait.
-func (src *gateSource) addWaiting(n int) {
+func (src *gateSource) addWaiting(n int, now leaky.Time) {
 	src.waiting += n
 	src.quotaSource.waiting += n
 	src.gate.quota.waiting += n
 	src.gate.waiting += n
 	src.gate.state.Waiting.Add(int64(n))
 	if ad := src.gate.adapter; ad != nil {
-		ad.measure(ad.admission.clock())
+		ad.measure(now)
 	}
 	src.quotaSource.sources.Fix(src)
 	src.gate.quota.largest.Fix(src.quotaSource)

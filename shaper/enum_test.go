@@ -21,7 +21,7 @@ func TestEnumNames(t *testing.T) {
 		}},
 		{"Ending", enumNames[Ending](), []string{
 			"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
-			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed", "breaker-open",
+			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed", "breaker-open", "yielded",
 		}},
 		{"Scheduling", enumNames[Scheduling](), []string{"fair", "fifo"}},
 		{"Protocol", enumNames[Protocol](), []string{"any", "tcp", "udp", "icmp"}},

@@ -69,6 +69,7 @@ type Limit struct {
 	YieldAfter time.Duration
 
 	QueueTimeout time.Duration // maximum time that a connection waits for admission
+	QueueTarget  time.Duration // the same while a source's queue stands, or 0; proxy plane only
 	MaxQueue     int           // maximum number of waiting connections, over all keys; proxy plane only
 
 	// Block refuses all matched traffic. A limit that blocks has no other settings and

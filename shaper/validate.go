@@ -96,6 +96,12 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.Adapt == AdaptOn && (l.MinConnections < 1 || l.MinConnections > l.MaxConnections) {
 			bad("min_connections", "%d: must be from 1 to max_connections, %d", l.MinConnections, l.MaxConnections)
 		}
+		if l.QueueTarget < 0 || l.QueueTarget > l.QueueTimeout {
+			bad("queue_target", "%v: must be from 0 to queue_timeout, %v", l.QueueTarget, l.QueueTimeout)
+		}
+		if l.QueueTarget != 0 && l.InPacketPlane() {
+			bad("queue_target", "unsupported at attachments")
+		}
 		if l.YieldAfter < 0 {
 			bad("yield_after", "%v: must not be negative", l.YieldAfter)
 		}

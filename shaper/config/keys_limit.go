@@ -167,6 +167,14 @@ var limitKeys = keys{
 			"first packet for `new_connections`.",
 	},
 	{
+		name: "queue_target", typ: durationType(0, time.Hour), def: `"0s"`, needs: []condition{counting, atListeners("unsupported at attachments, where no connection waits for a slot")}, overridable: true, perHost: true,
+		field:    fieldOf(func(l *shaper.Limit) *time.Duration { return &l.QueueTarget }),
+		omitZero: true,
+		doc: "Maximum wait of the connections of a source whose queue stands: all that were served for five times as long have " +
+			"waited half of this and longer. Those that would wait longer are refused at once, so that the others are served in time. " +
+			"0 is `queue_timeout`.",
+	},
+	{
 		name: "max_queue", typ: integerType(0, 1<<20), def: "1000", needs: []condition{counting, queueing}, overridable: true, perHost: true,
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.MaxQueue }),
 		preset: on(func(l *shaper.Limit) any {
