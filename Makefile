@@ -159,6 +159,19 @@ demo-restart: deps build
 	scripts/apt-install postgresql
 	$(GO) run ./test/demo/restart
 
+# Servers that collapse when they get too much at once, behind an adaptive limit and HAProxy. Needs root.
+.PHONY: demo-adapt
+demo-adapt: deps build
+	scripts/install-peers build/peers
+	scripts/apt-install postgresql python3
+	$(GO) run ./test/demo/adapt
+
+# A server that is cold after it has started, behind a circuit breaker and its peers. Needs root.
+.PHONY: demo-cold
+demo-cold: deps build
+	scripts/install-peers build/peers
+	$(GO) run ./test/demo/cold
+
 .PHONY: lint
 lint: format vet golangci generate
 

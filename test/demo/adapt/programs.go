@@ -3,12 +3,8 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/test/lab"
@@ -74,7 +70,7 @@ func haproxy(most int) program {
 		name, maxconn = fmt.Sprintf("haproxy, maxconn %d", most), fmt.Sprintf("maxconn %d", most)
 	}
 	return program{name, most, false, func(ctx context.Context, b binaries, h *lab.Host) (*gateway, error) {
-		return startHAProxy(ctx, b, h, fmt.Sprintf(`global
+		p, stop, err := lab.StartPeer(ctx, h, fmt.Sprintf(`global
 	maxconn 2000
 defaults
 	mode tcp
@@ -85,29 +81,10 @@ defaults
 listen l
 	bind %s
 	server one %s %s
-`, outer, inner, maxconn))
-	}}
-}
-
-func startHAProxy(ctx context.Context, b binaries, h *lab.Host, config string) (*gateway, error) {
-	dir, err := lab.TempDir()
-	if err != nil {
-		return nil, err
-	}
-	path := filepath.Join(dir, "config")
-	remove := func() error { return lab.RemoveDir(dir) }
-	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
-		return nil, errors.Join(err, remove())
-	}
-	argv := append(b.haproxy, "-db", "-f", path)
-	p, err := lab.StartProcess(h.Start, exec.Command(argv[0], argv[1:]...))
-	if err == nil {
-		if err = p.AwaitListening(ctx, h, outer, false); err != nil {
-			p.Kill()
+`, outer, inner, maxconn), outer, func(path string) []string { return append(b.haproxy, "-db", "-f", path) })
+		if err != nil {
+			return nil, err
 		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, remove())
-	}
-	return &gateway{Process: p, stop: func() error { p.Kill(); return remove() }}, nil
+		return &gateway{Process: p, stop: stop}, nil
+	}}
 }

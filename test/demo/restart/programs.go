@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -71,26 +68,11 @@ max_connections = 250
 
 // startPeer starts a program with a configuration of its own.
 func startPeer(ctx context.Context, h *lab.Host, config string, command func(path string) []string) (*gateway, error) {
-	dir, err := lab.TempDir()
+	p, stop, err := lab.StartPeer(ctx, h, config, outer, command)
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(dir, "config")
-	remove := func() error { return lab.RemoveDir(dir) }
-	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
-		return nil, errors.Join(err, remove())
-	}
-	argv := command(path)
-	p, err := lab.StartProcess(h.Start, exec.Command(argv[0], argv[1:]...))
-	if err == nil {
-		if err = p.AwaitListening(ctx, h, outer, false); err != nil {
-			p.Kill()
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, remove())
-	}
-	return &gateway{Process: p, stop: func() error { p.Kill(); return remove() }}, nil
+	return &gateway{Process: p, stop: stop}, nil
 }
 
 func startHAProxy(ctx context.Context, b binaries, h *lab.Host) (*gateway, error) {
