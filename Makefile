@@ -89,6 +89,13 @@ SCHEDULES ?= 100000
 check-cluster:
 	$(GO) test -count=1 -timeout 0 -run '^(TestCheck|TestSearch|TestWalk)$$' -v ./cluster -check.schedules '$(SCHEDULES)' -search.depth 5 -walks '$(SCHEDULES)'
 
+# An adaptive limit in front of all simulated servers, and over a day; TABLE=all prints it beside other controllers.
+TABLE ?= shaperd
+
+.PHONY: check-adaptive
+check-adaptive:
+	$(GO) test -count=1 -timeout 60m -v ./conn/adaptive -long -table '$(TABLE)'
+
 # Random packets through a router with limits, for ESCAPETIME per kind of limit: exactly the
 # packets that arrive must have been charged.
 ESCAPETIME ?= 12s

@@ -20,10 +20,15 @@ type bin struct{ seconds, inFlight, answers float64 }
 
 const (
 	binWidth    = 1.15
-	binMin      = 60          // seconds after which a bin counts
+	binAnswers  = 1000        // after which a bin counts,
+	binSeconds  = 60          // or after so many seconds
 	binHalfLife = 6 * 60 * 60 // seconds of use
 	nearlyAll   = 0.95        // of the most throughput
 )
+
+func (b *bin) counts() bool { return b.answers >= binAnswers || b.seconds >= binSeconds }
+
+func (b *bin) throughput() float64 { return b.answers / b.seconds }
 
 // Step takes note of the load. It is to be called some ten times a second while the gate is in use.
 func (w *Watcher) Step(now leaky.Time) {
@@ -52,15 +57,15 @@ func (w *Watcher) Step(now leaky.Time) {
 // often. It is not known as long as more in flight have always given more answers.
 func (w *Watcher) Knee() (limit int, throughput float64, known bool) {
 	most, highest := 0.0, 0.0
-	for _, b := range w.bins {
-		if b.seconds >= binMin {
-			most, highest = max(most, b.answers/b.seconds), b.inFlight/b.seconds
+	for i := range w.bins {
+		if b := &w.bins[i]; b.counts() {
+			most, highest = max(most, b.throughput()), b.inFlight/b.seconds
 		}
 	}
-	for _, b := range w.bins {
-		if b.seconds >= binMin && b.answers/b.seconds >= nearlyAll*most {
+	for i := range w.bins {
+		if b := &w.bins[i]; b.counts() && b.throughput() >= nearlyAll*most {
 			n := b.inFlight / b.seconds
-			return int(math.Ceil(n)), b.answers / b.seconds, most > 0 && highest > 1.3*n
+			return int(math.Ceil(n)), b.throughput(), most > 0 && highest > 1.3*n
 		}
 	}
 	return 0, 0, false
