@@ -8,20 +8,23 @@ import (
 
 var long = flag.Bool("long", false, "simulate all servers, and a day")
 
-// quick are servers that a test simulates in a second or two.
-var quick = map[string]bool{"slow workers": true, "plc": true, "slow pool, half lost": true, "slow database, lock storm": true, "ghosts": true, "60 clients, lock storm": true, "light load": true}
+// quick are servers whose whole runs take a second or two.
+var quick = map[string]bool{"slow workers": true, "plc": true, "slow pool, half lost": true, "slow database, lock storm": true, "ghosts": true, "60 clients, lock storm": true}
 
 // The controller gets nine tenths and more of what the best static cap gets, which knows each server.
 func TestController(t *testing.T) {
 	for _, w := range servers() {
-		if w.gates > 1 || !*long && !quick[w.name] {
-			continue // gates that do not know of each other settle too high in sum
+		switch {
+		case w.gates > 1: // gates that do not know of each other settle too high in sum
+			continue
+		case *long || quick[w.name]:
+		case len(w.events) > 0 || len(w.changes) == 1 && w.changes[0].every == 1: // they change too slowly
+			continue
+		default:
+			w.length = 150
 		}
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()
-			if w.name == "light load" && !*long {
-				w.length = 240
-			}
 			best := simulate(w, func() controller { return &bestCap{&w, w.rights[0]} }, 1)
 			r := measure(&w, simulate(w, newOurs, 1), best)
 			t.Logf("goodput %.1f %%, limit %.2f of the right one, p99 %.2f x, oscillation %.0f %%, converged after %.0f s", 100*r.good, r.ratio, r.latency, 100*r.oscillation, r.converged)
