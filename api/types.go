@@ -470,4 +470,6 @@ var AdaptiveReasons = map[string]string{
 	"throughput-fell":    "throughput fell by a third",
 	"crowd":              "answers were slow, and nobody waited",
 	"failures":           "a tenth of the connections failed",
+	"failures-stay":      "fewer in flight did not help against failures",
+	"silence":            "nothing was answered for 10s, and all slots were taken",
 }

@@ -31,11 +31,14 @@ type adapter struct {
 
 // adapt gives gt the adapter that its limit asks for, or none.
 func (a *admission) adapt(gt *gate) {
+	gt.adapter = nil
+	if gt.key != (shaper.Key{Limit: gt.state.ID + 1}) || a.byKey[gt.key] != gt {
+		return // of another policy, or on its way out
+	}
 	l, ad := gt.limit, a.adapters[gt.state]
 	observes, now := l.Adapt == shaper.AdaptObserve || l.Observe, a.clock()
 	switch {
 	case l.Adapt == shaper.AdaptOff:
-		gt.adapter = nil
 		return
 	case ad == nil || (ad.controller == nil) != observes:
 		a.removeAdapter(gt.state)
@@ -45,7 +48,7 @@ func (a *admission) adapt(gt *gate) {
 			ad.watcher = &adaptive.Watcher{}
 			ad.load = &ad.watcher.Load
 		} else {
-			ad.controller = adaptive.New(l.MinConnections, l.MaxConnections, gt.inFlight, now)
+			ad.controller = adaptive.New(l.MinConnections, l.MaxConnections, int(gt.state.InFlight.Load()), now)
 			ad.load = &ad.controller.Load
 		}
 		a.adapters[gt.state] = ad
@@ -69,11 +72,18 @@ func (a *admission) removeAdapter(state *shaper.LimitState) {
 	}
 }
 
-// dropAdapters forgets what was found out for limits that are not adaptive any more.
-func (a *admission) dropAdapters() {
-	for state := range a.adapters {
-		if i := a.policy.IndexOf(state); i < 0 || a.policy.Limit(i).Adapt == shaper.AdaptOff {
+// updateAdapters forgets what was found out for limits that are not adaptive any more, and moves the others into the
+// bounds that they have now.
+func (a *admission) updateAdapters(now leaky.Time) {
+	for state, ad := range a.adapters {
+		i := a.policy.IndexOf(state)
+		if i < 0 || a.policy.Limit(i).Adapt == shaper.AdaptOff {
 			a.removeAdapter(state)
+			continue
+		}
+		if l := a.policy.Limit(i); ad.controller != nil {
+			ad.controller.Bound(l.MinConnections, max(l.MinConnections, l.MaxConnections), now)
+			ad.publish(now)
 		}
 	}
 }

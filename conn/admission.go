@@ -233,7 +233,7 @@ func (a *admission) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 	waiting := a.dequeueAll(now)
 	publish()
 	a.policy, a.policySince = p, now
-	a.dropAdapters()
+	a.updateAdapters(now)
 	clear(a.quotas) // those of gates at which nothing waits
 	a.retries = append(a.retries, waiting...)
 }

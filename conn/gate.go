@@ -76,6 +76,7 @@ func (a *admission) gateFor(i int, l *shaper.Limit, key shaper.Key) *gate {
 			pacing: pacing{key: key, whole: shape, shape: shape},
 			id:     a.lastGateID, state: state, policy: a.policy, quota: a.quotaFor(state), limit: l,
 		}
+		a.byKey[key] = gt
 		a.setCap(gt)
 		if l.Shared {
 			a.sharing.checkOut(&gt.pacing, nil, gt, a.clock())
@@ -83,7 +84,6 @@ func (a *admission) gateFor(i int, l *shaper.Limit, key shaper.Key) *gate {
 			gt.bucket = a.shaper.CheckOut(key, a.clock())
 		}
 		gt.timer.Fire = func(now leaky.Time) { a.dispatch([]*gate{gt}, now); a.run(now) }
-		a.byKey[key] = gt
 	}
 	a.refresh(gt)
 	return gt
@@ -147,9 +147,9 @@ func (a *admission) dropUnused(list []*gate, now leaky.Time) {
 		case gt.pool != nil:
 			delete(gt.pool.listener.pools, gt.pool.key)
 		case a.byKey[gt.key] == gt:
+			gt.unadapt(now)
 			delete(a.byKey, gt.key)
 			a.refresh(gt)
-			gt.unadapt(now)
 			a.sharing.checkIn(&gt.pacing, now)
 		}
 	}

@@ -212,11 +212,11 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 // countEnd tells adaptive limits how s, which has reached a downstream, has ended.
 func (s *session) countEnd(how shaper.Ending, now leaky.Time) {
 	switch unanswered := s.turns.askedAt != 0; {
-	case how == shaper.ResetByServer:
+	case how == shaper.ResetByServer && unanswered: // some servers reset after each answer
 		s.failed(now)
 	case how == shaper.ResetByClient && unanswered:
 		s.left(now)
-	case how == shaper.Closed && s.turns.firstByte == 0: // it does not answer in words
+	case how == shaper.Closed && s.turns.firstByte == 0 && s.up.started: // what was asked has no answer
 		s.answered(now.Sub(s.dialedAt), now)
 	}
 }

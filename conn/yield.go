@@ -29,12 +29,11 @@ func (p *Proxy) yieldIdle(gt *gate, now leaky.Time) {
 		return
 	}
 	users := p.slotUsersOf(gt, after, now)
-	waiting := map[netip.Addr]int{}
-	for _, src := range gt.queued {
-		waiting[src.addr] = src.waiting
-	}
-	for range min(gt.waiting, maxYields) {
-		from, to := pairToYield(users, waiting)
+	for range maxYields {
+		if !gt.atCap(now) { // who waits here next waits for something else, too
+			return
+		}
+		from, to := gt.pairToYield(users)
 		if from == nil {
 			return
 		}
@@ -45,7 +44,6 @@ func (p *Proxy) yieldIdle(gt *gate, now leaky.Time) {
 		}
 		from.held--
 		to.held++
-		waiting[to.addr]--
 		s.endGracefully(shaper.Yielded, now)
 	}
 }
@@ -81,15 +79,15 @@ func (p *Proxy) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser) 
 	return list
 }
 
-// pairToYield returns the source that holds the most, of which a connection may end, and one that waits and holds the
-// least, or nil if it would then hold more than the other.
-func pairToYield(users []*slotUser, waiting map[netip.Addr]int) (from, to *slotUser) {
-	for _, h := range users {
-		if len(h.idle) > 0 && (from == nil || h.held > from.held) {
-			from = h
+// pairToYield returns the source that holds the most, of which a connection may end, and one that waits here and holds
+// the least, or nil if it would then hold more than the other.
+func (gt *gate) pairToYield(users []*slotUser) (from, to *slotUser) {
+	for _, u := range users {
+		if len(u.idle) > 0 && (from == nil || u.held > from.held) {
+			from = u
 		}
-		if waiting[h.addr] > 0 && (to == nil || h.held < to.held) {
-			to = h
+		if src := gt.sources[u.addr]; src != nil && src.waiting > 0 && (to == nil || u.held < to.held) {
+			to = u
 		}
 	}
 	if from == nil || to == nil || from.held < to.held+2 {

@@ -105,6 +105,9 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.YieldAfter < 0 {
 			bad("yield_after", "%v: must not be negative", l.YieldAfter)
 		}
+		if l.YieldAfter != 0 && l.Key&KeySource != 0 {
+			bad("yield_after", "has no effect with source in key: each source has slots of its own")
+		}
 		if l.YieldAfter != 0 && (l.InPacketPlane() || l.MaxConnections == 0 || l.Match.Protocol == UDP) {
 			bad("yield_after", "needs max_connections of TCP at listeners")
 		}

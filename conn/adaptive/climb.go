@@ -25,12 +25,20 @@ func (c *Controller) climbOn(t trial, now leaky.Time) {
 			return
 		}
 	}
-	if c.right >= c.max || c.best.latency > 0 && t.latency > slow*c.best.latency {
+	if c.right >= c.max || c.isSlow(t) {
 		c.settle(min(t.inFlight, c.right), Slow, now)
 		return
 	}
 	c.before = t
 	c.move(max(t.inFlight, c.right)*c.factor, MorePays, now)
+}
+
+// descend halves the limit, which gave from.
+func (c *Controller) descend(from trial, why Reason, now leaky.Time) {
+	c.phase, c.n, c.run, c.rest = descending, 0, 0, 0
+	c.before = from
+	c.move(from.inFlight/2, why, now)
+	c.begin(now)
 }
 
 // descendOn goes on as long as less in flight costs nothing.

@@ -17,7 +17,7 @@ const (
 	maxRest    = 30   // seconds between comparisons
 	maxStep    = 0.35 // of the limit, as a logarithm
 	pressure   = 0.25 // part of the time in which somebody must wait, for the limit to grow
-	slow       = 4    // the limit does not grow while answers take so many times what they took at best
+	slow       = 4    // the limit does not grow while answers take so many times what they recently took at best
 	forgetting = 60   // seconds without demand after which what is known is old
 )
 
@@ -50,7 +50,8 @@ type Controller struct {
 	guard   guard
 	ceiling ceiling
 	crowd   crowd
-	best    best
+	quiet   quiet
+	best    least // mean latency of trials
 
 	fullAt  leaky.Time // when somebody last waited
 	changes []Change   // the last ones
@@ -108,8 +109,8 @@ func (c *Controller) Throughput() float64 { return c.now.throughput }
 
 // move sets the limit that is held for right.
 func (c *Controller) move(to float64, why Reason, now leaky.Time) {
-	if now < c.ceiling.end {
-		to = min(to, c.ceiling.limit)
+	if math.IsNaN(to) {
+		return
 	}
 	from := c.right
 	c.right = min(max(to, c.min), c.max)
@@ -127,6 +128,9 @@ func (c *Controller) begin(now leaky.Time) {
 		if c.above {
 			limit = max(low+1, math.Round(c.right*(1+apart)))
 		}
+	}
+	if now < c.ceiling.end {
+		limit = min(limit, c.ceiling.limit)
 	}
 	c.limit = int(min(max(math.Round(limit), c.min), c.max))
 	c.settling, c.settledAt = true, now+ticks(max(2*c.now.holding(), 0.02))
@@ -148,8 +152,7 @@ func (c *Controller) step(now leaky.Time) {
 	case now > c.fullAt+forgetting*leaky.Second:
 		c.estimate.variance = max(c.estimate.variance, 0.1)
 	}
-	c.best.update(&c.sums)
-	if c.checkFailures(now) || c.checkFall(now) || c.checkCrowd(now) {
+	if c.checkFailures(now) || c.checkFall(now) || c.checkCrowd(now) || c.checkSilence(now) {
 		return
 	}
 	if c.phase == resting {
@@ -201,9 +204,9 @@ func (c *Controller) trial(now leaky.Time) (t trial, ok bool) {
 	if d.full < max(2*t.holding(), minTrial) || d.fullAnswers < need && d.full < maxTrial {
 		return t, false
 	}
-	if d.answers > 10 {
-		mean := d.latency / d.answers
-		c.variation += 0.3 * (min(max(math.Sqrt(max(0, d.latency2/d.answers-mean*mean))/mean, 0.1), 4) - c.variation)
+	if d.fullAnswers > 10 {
+		mean := max(t.latency, 1e-9)
+		c.variation += 0.3 * (min(max(math.Sqrt(max(0, d.fullLatency2/d.fullAnswers-mean*mean))/mean, 0.1), 4) - c.variation)
 	}
 	t.error = c.variation / math.Sqrt(d.fullAnswers)
 	return t, true
@@ -218,6 +221,7 @@ func (c *Controller) observe(t trial) {
 	c.now.throughput += weight * (t.throughput - c.now.throughput)
 	c.now.inFlight += weight * (t.inFlight - c.now.inFlight)
 	c.now.latency = t.latency
+	c.best.add(t.latency, c.at)
 }
 
 // compare compares t with the two trials before, which were at the other limit and at the same: a trend cancels.
@@ -243,7 +247,7 @@ func (c *Controller) compare(t trial, now leaky.Time) {
 	switch {
 	case off > 0 && t.demand < pressure:
 		return // too little is asked for to tell, and none is needed
-	case off > 0 && c.best.latency > 0 && t.latency > slow*c.best.latency:
+	case off > 0 && c.isSlow(t):
 		// Others may want the same, and what more in flight gets is theirs.
 		c.rest, c.run = 0, 0
 		return
@@ -290,6 +294,12 @@ func (c *Controller) compare(t trial, now leaky.Time) {
 		why = LessCostsNothing
 	}
 	c.move(c.right*math.Exp(step), why, now)
+}
+
+// isSlow reports whether answers take much longer than they recently did at best.
+func (c *Controller) isSlow(t trial) bool {
+	best, known := c.best.get(c.at)
+	return known && t.latency > slow*best
 }
 
 func square(x float64) float64 { return x * x }

@@ -31,15 +31,15 @@ func (s *stir) check(c *Controller, now leaky.Time) (up, stirred bool) {
 	return change > 0, math.Abs(change) > max(0.06, 2.5*math.Sqrt2*c.variation/math.Sqrt(d.fullAnswers))
 }
 
-// guard cuts the limit at once when throughput falls by a third. If that was wrong, comparisons bring it back. A server
-// that works on for clients that have left is seen by this alone: what it has to do is more than the limit counts.
+// guard halves the limit at once when throughput falls by a third, for a trial: it goes on if that costs nothing, and back
+// if it does. A server that works on for clients that have left is seen by this alone: what it has to do is more than the
+// limit counts.
 type guard struct {
 	began sums
-	bad   int
-	sum   float64 // over bad windows, of the part of throughput that was left
+	bad   int // windows in a row
 }
 
-// checkFall reports whether it has cut the limit.
+// checkFall reports whether it has begun a descent.
 func (c *Controller) checkFall(now leaky.Time) bool {
 	g := &c.guard
 	if c.now.throughput == 0 || c.phase == climbing || c.phase == descending {
@@ -60,18 +60,14 @@ func (c *Controller) checkFall(now leaky.Time) bool {
 	case got == 0 && d.left == 0: // it stands still
 	case got < want/1.5 && want-got > 3*c.variation*math.Sqrt(want):
 		g.bad++
-		g.sum += got / want
 	default:
-		g.bad, g.sum = 0, 0
+		g.bad = 0
 	}
 	if g.bad < 3 {
 		return false
 	}
-	left := g.sum / float64(g.bad)
-	c.cut(max(0.5, left)*float64(c.limit), Fall, now)
-	c.now.throughput *= left
-	c.now.inFlight = float64(c.limit)
 	*g = guard{began: c.sums}
+	c.descend(trial{inFlight: inFlight, throughput: max(d.fullAnswers/d.full, 1e-9)}, Fall, now)
 	return true
 }
 
@@ -85,28 +81,40 @@ func (c *Controller) cut(to float64, why Reason, now leaky.Time) {
 
 // ceiling bounds the limit for a time after connections have failed.
 type ceiling struct {
-	limit  float64
-	end    leaky.Time
-	length float64 // seconds of the last one
+	limit    float64
+	end      leaky.Time
+	length   float64    // seconds of the last one
+	before   float64    // the limit before the first cut
+	ratio    float64    // of failures at the last cut
+	futileTo leaky.Time // up to then failures are known to have another cause than the limit
 }
 
-// checkFailures reports whether it has cut the limit, because a tenth and more of the connections fail. When most fail the
-// server is down, which is the business of a circuit breaker.
+// checkFailures reports whether it has moved the limit, because a tenth and more of the connections fail. When most fail
+// the server is down, which is the business of a circuit breaker. A cut that does not help is taken back: then they fail
+// for another reason.
 func (c *Controller) checkFailures(now leaky.Time) bool {
-	if c.settling {
+	l := &c.ceiling
+	if c.settling || now < l.futileTo {
 		return false
 	}
 	d := c.since(c.began)
-	if d.failures < 5 || d.failures < 0.1*(d.failures+d.answers) || d.failures > d.answers {
+	ratio := d.failures / max(d.failures+d.answers, 1)
+	again := now < l.end
+	if d.failures < 5 || again && d.failures < 20 || ratio < 0.1 || d.failures > d.answers {
 		return false
 	}
-	l := &c.ceiling
-	if l.length == 0 || now > l.end+120*leaky.Second {
-		l.length = 30
-	} else {
-		l.length = min(2*l.length, 600)
+	switch {
+	case again && ratio > 0.7*l.ratio:
+		l.end, l.futileTo = now, now+ticks(10*l.length)
+		c.cut(l.before, Futile, now)
+		return true
+	case again:
+	case l.length == 0 || now > l.end+120*leaky.Second:
+		l.length, l.before = 30, c.right
+	default:
+		l.length, l.before = min(2*l.length, 600), c.right
 	}
-	l.limit, l.end = max(c.min, 0.8*float64(c.limit)), now+ticks(l.length)
+	l.limit, l.end, l.ratio = max(c.min, 0.8*float64(c.limit)), now+ticks(l.length), ratio
 	c.cut(l.limit, Failures, now)
 	return true
 }
@@ -115,7 +123,8 @@ func (c *Controller) checkFailures(now leaky.Time) bool {
 // let in. That it is slow says nothing yet of how many it bears: half of them are let in for a trial.
 type crowd struct {
 	began   sums
-	latency float64 // seconds, of when that last cost throughput
+	best    least   // mean latency of windows
+	latency float64 // seconds, when that last cost throughput
 	next    leaky.Time
 }
 
@@ -128,41 +137,76 @@ func (c *Controller) checkCrowd(now leaky.Time) bool {
 		return false
 	}
 	w.began = c.sums
-	w.latency *= 1 - forgets*t
+	w.latency *= 1 - t/36000 // it is forgotten
 	inFlight := d.allInFlight / t
+	latency := d.latency / max(d.answers, 1)
+	if d.answers >= minAnswers {
+		w.best.add(latency, now)
+	}
 	if d.full > t/20 || d.answers < minAnswers || inFlight < 4 || inFlight < 2*c.min || c.phase == descending || now < w.next {
 		return false
 	}
-	latency := d.latency / d.answers
-	if c.best.latency == 0 || latency < 2*c.best.latency || latency < 1.5*w.latency {
-		return false
+	if best, _ := w.best.get(now); c.now.throughput > 0 && (latency < 2*best || latency < 1.5*w.latency) {
+		return false // if nothing was ever learned, there is reason enough
 	}
 	w.latency, w.next = latency, now+10*leaky.Second
-	c.phase, c.n, c.run, c.rest = descending, 0, 0, 0
-	c.before = trial{inFlight: inFlight, throughput: d.answers / t, latency: latency}
-	c.move(inFlight/2, Crowd, now)
+	c.descend(trial{inFlight: inFlight, throughput: d.answers / t, latency: latency}, Crowd, now)
+	return true
+}
+
+// silence is for how many seconds nothing must have been answered while the gate was full, for the limit to grow.
+const silence = 10
+
+// checkSilence raises the limit when all places may be taken by connections that ask nothing: then nothing else could
+// ever be learned. It reports whether it has.
+func (c *Controller) checkSilence(now leaky.Time) bool {
+	w := &c.quiet
+	if d := c.since(w.began); c.waiting == 0 || d.answers > 0 || d.left > 0 || d.failures > 0 || w.began.at == 0 {
+		w.began = c.sums
+		return false
+	}
+	if now < w.began.at+silence*leaky.Second || c.right >= c.max {
+		return false
+	}
+	w.began = c.sums
+	c.move(max(1.5*c.right, c.right+1), Silence, now)
+	c.phase, c.n, c.run = comparing, 0, 0
 	c.begin(now)
 	return true
 }
 
-// forgets is the part of a latency that is forgotten each second: 10 % an hour.
-const forgets = 0.1 / 3600
+// quiet is since when nothing has been answered.
+type quiet struct{ began sums }
 
-// best is the least mean latency, which is forgotten slowly.
-type best struct {
-	began   sums
-	latency float64 // seconds; 0 when it is not known
+// least is the least of the values of the last two to four minutes.
+type least struct {
+	value, before float64    // of these two minutes, and of those before; 0 without any
+	end           leaky.Time // of these two minutes
 }
 
-func (b *best) update(now *sums) {
-	d := now.since(b.began)
-	t := seconds(now.at - b.began.at)
-	if d.answers < 30 || t < 0.25 {
-		return
+func (l *least) add(x float64, now leaky.Time) {
+	l.turn(now)
+	if l.value == 0 || x < l.value {
+		l.value = x
 	}
-	b.latency *= 1 + forgets*t
-	if mean := d.latency / d.answers; b.latency == 0 || mean < b.latency {
-		b.latency = mean
+}
+
+func (l *least) get(now leaky.Time) (x float64, known bool) {
+	l.turn(now)
+	x = l.value
+	if x == 0 || l.before > 0 && l.before < x {
+		x = l.before
 	}
-	b.began = *now
+	return x, x > 0
+}
+
+func (l *least) turn(now leaky.Time) {
+	const length = 120 * leaky.Second
+	switch {
+	case now < l.end:
+	case now < l.end+length:
+		l.before, l.value, l.end = l.value, 0, l.end+length
+	default:
+		*l = least{end: now + length}
+	}
 }

@@ -9,7 +9,8 @@ type Load struct {
 	fullSince         leaky.Time // when the gate became full; of use while waiting > 0
 	answeredAt        leaky.Time
 	gap               float64 // mean seconds between answers while the gate is full
-	gaps              int     // that are in the mean, up to meanGaps
+	gaps              int     // that are in the mean, up to recent
+	took              float64 // mean seconds of the recent answers
 }
 
 // sums are totals since the gate was made. Times are in seconds.
@@ -19,22 +20,28 @@ type sums struct {
 	full              float64    // time in which somebody waited, and the server did not stand still
 	fullInFlight      float64    // integral of what was in flight over that time
 	fullAnswers       float64    // answers in that time
+	fullLatency       float64    // sum over these
+	fullLatency2      float64    // sum of the squares
 	answers, failures float64
 	left              float64 // clients that went before their answer came
-	latency, latency2 float64 // sums over answers, and of their squares
+	latency           float64 // sum over answers
 }
 
 func (a sums) since(b sums) sums {
 	return sums{
 		at: a.at, allInFlight: a.allInFlight - b.allInFlight, full: a.full - b.full, fullInFlight: a.fullInFlight - b.fullInFlight, fullAnswers: a.fullAnswers - b.fullAnswers,
-		answers: a.answers - b.answers, failures: a.failures - b.failures, left: a.left - b.left, latency: a.latency - b.latency, latency2: a.latency2 - b.latency2,
+		answers: a.answers - b.answers, failures: a.failures - b.failures, left: a.left - b.left, latency: a.latency - b.latency,
+		fullLatency: a.fullLatency - b.fullLatency, fullLatency2: a.fullLatency2 - b.fullLatency2,
 	}
 }
 
+// A gap between answers is a stall from so many mean gaps on, and so many times what an answer takes: many servers answer
+// in bursts.
 const (
-	meanGaps  = 64 // over so many the gap between answers is averaged
-	stallGaps = 20 // a gap of so many mean ones is a stall
-	stallMin  = 5e-3
+	recent     = 64 // answers over which gaps and times are averaged
+	stallGaps  = 20
+	stallTimes = 4
+	stallMin   = 5e-3 // seconds
 )
 
 // Set records how many are in flight and how many wait from now on.
@@ -65,23 +72,25 @@ func (l *Load) Answer(took, now leaky.Time) {
 	l.advance(now)
 	l.answers++
 	l.latency += seconds(took)
-	l.latency2 += seconds(took) * seconds(took)
 	if l.waiting > 0 {
 		l.fullAnswers++
+		l.fullLatency += seconds(took)
+		l.fullLatency2 += seconds(took) * seconds(took)
 		l.cutStall(seconds(now - min(now, max(l.answeredAt, l.fullSince))))
 	}
+	l.took += (seconds(took) - l.took) / min(l.answers, recent)
 	l.answeredAt = now
 }
 
 // cutStall takes a gap between answers out of the time in which the gate was full, when the server has stood still: a
 // pause for garbage collection says nothing of how many it bears.
 func (l *Load) cutStall(gap float64) {
-	if most := max(stallGaps*l.gap, stallMin); l.gaps == meanGaps && gap > most {
+	if most := max(stallGaps*l.gap, stallTimes*l.took, stallMin); l.gaps == recent && gap > most {
 		l.fullInFlight -= gap * float64(l.inFlight)
 		l.full -= gap
 		gap = most
 	}
-	l.gaps = min(l.gaps+1, meanGaps)
+	l.gaps = min(l.gaps+1, recent)
 	l.gap += (gap - l.gap) / float64(l.gaps)
 }
 

@@ -15,11 +15,14 @@ const (
 	Fall                           // throughput has fallen by a third
 	Crowd                          // the server is slow and all clients are in it
 	Failures                       // a tenth of the connections fail
+	Futile                         // and fewer in flight do not help
+	Silence                        // nothing is answered, and all places are taken
 )
 
 var reasons = [...]string{
 	Start: "start", Bounds: "bounds", MorePays: "more-pays", MoreCostsNothing: "more-gives-little", LessCostsNothing: "less-costs-nothing",
 	LessCosts: "less-costs", Demand: "demand", Slow: "slow", Fall: "throughput-fell", Crowd: "crowd", Failures: "failures",
+	Futile: "failures-stay", Silence: "silence",
 }
 
 func (r Reason) String() string { return reasons[r] }

@@ -18,19 +18,19 @@ type trial struct {
 
 // newTrial returns what d says, which began at.
 func newTrial(d sums, at leaky.Time) trial {
-	t := trial{inFlight: d.fullInFlight / d.full, throughput: d.fullAnswers / d.full, mid: (seconds(at) + seconds(d.at)) / 2, demand: d.full / seconds(d.at-at)}
-	if d.answers > 0 {
-		t.latency = d.latency / d.answers
+	return trial{
+		inFlight: d.fullInFlight / d.full, throughput: d.fullAnswers / d.full, latency: d.fullLatency / max(d.fullAnswers, 1),
+		mid: (seconds(at) + seconds(d.at)) / 2, demand: d.full / seconds(d.at-at),
 	}
-	return t
 }
 
-// holding returns how many seconds a place is taken for each answer (Little's law), or 0 when that is not known.
+// holding returns how many seconds a place is taken for each answer (Little's law), or 0 when that is not known. It is
+// bounded: after an outage that was long, what is to be waited for is not that.
 func (t trial) holding() float64 {
 	if t.throughput == 0 {
 		return 0
 	}
-	return t.inFlight / t.throughput
+	return min(t.inFlight/t.throughput, maxTrial)
 }
 
 // elasticityOf returns the elasticity of throughput that three trials show, of which the first and the last were at one

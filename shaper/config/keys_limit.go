@@ -153,7 +153,7 @@ var limitKeys = keys{
 		field:    fieldOf(func(l *shaper.Limit) *time.Duration { return &l.YieldAfter }),
 		omitZero: true,
 		doc: "An idle TCP connection ends after that time when another source waits for its slot, and its own source holds " +
-			"more: the longest idle one of the source that holds the most, never while an answer is due. 0 is never.",
+			"more: the longest idle one of the source that holds the most, never while a first answer is due. 0 is never.",
 	},
 	{
 		name: "new_connections", typ: quantityType("count a second, minute or hour", "50/s", `^[0-9]+ ?/(s|min|h)$`, parseConnectionFrequency, showFrequency), defText: "no bound", overridable: true,
