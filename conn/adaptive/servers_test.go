@@ -60,10 +60,12 @@ func servers() []world {
 		{name: "cold cache", server: pool, work: exponential(0.02), arrivals: constant(2400), events: []float64{400}, rights: []int{36, 36}, target: 0.04, changes: []change{
 			{400, 1, func(sv *server, s *sim) { sv.speed = 1 / (1 + 4*math.Exp(-(s.now-400)/60)) }},
 		}},
-		{name: "round trips flip", server: server{workers: 16}, work: exponential(0.005), arrivals: constant(4800), events: []float64{240, 480, 720, 960}, rights: []int{104, 244, 104, 244, 104}, target: 0.05,
+		{
+			name: "round trips flip", server: server{workers: 16}, work: exponential(0.005), arrivals: constant(4800), events: []float64{240, 480, 720, 960}, rights: []int{104, 244, 104, 244, 104}, target: 0.05,
 			rtt: func(s *sim) float64 {
 				return 0.02 + 0.04*float64(int(s.now/240)%2) + 0.002*math.Exp(s.rng.NormFloat64())
-			}},
+			},
+		},
 		{name: "batches", server: pool, work: exponential(0.02), arrivals: constant(300), batch: 600, rights: []int{29}, target: 0.04},
 		{name: "antagonist", server: database, work: exponential(0.01), arrivals: constant(3200), rights: []int{44}, target: 0.06, changes: []change{
 			{30, 30, func(sv *server, s *sim) { sv.others = s.rng.IntN(21) }},
@@ -105,7 +107,8 @@ func days() []world {
 		{name: "workers, 24 h", server: pool, work: exponential(0.2), arrivals: constant(240), rights: []int{34}, target: 0.4},
 		{name: "database, 24 h", server: database, work: exponential(0.1), arrivals: constant(240), rights: []int{42}, target: 0.6},
 		// Data that grow by 60 %, a job at 3:00 that takes half of the speed for an hour, and a pause each minute.
-		{name: "a day's life", server: pool, work: lognormal(0.2, 1.2), rights: []int{36}, target: 0.4,
+		{
+			name: "a day's life", server: pool, work: lognormal(0.2, 1.2), rights: []int{36}, target: 0.4,
 			arrivals: func(s *sim) float64 { return 260 * (0.55 - 0.45*math.Cos(2*math.Pi*s.now/day)) },
 			changes: []change{
 				{0, 0.5, func(sv *server, s *sim) {
@@ -117,7 +120,8 @@ func days() []world {
 						sv.speed = 0
 					}
 				}},
-			}},
+			},
+		},
 	}
 	for i := range all {
 		all[i].length, all[i].wait, all[i].deadline = day, 1, 3

@@ -166,11 +166,13 @@ func (h requests) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j
 }
+
 func (h *requests) Push(x any) {
 	r := x.(*request)
 	r.index = len(*h)
 	*h = append(*h, r)
 }
+
 func (h *requests) Pop() any {
 	old := *h
 	r := old[len(old)-1]
