@@ -1,7 +1,7 @@
 // Package adaptive finds how much a server bears: the smallest number of connections in flight with which it answers
 // nearly as often as it ever does.
 //
-// A Controller compares the throughput at two neighbouring limits, an eighth below and above the one it holds for
+// A Controller compares the throughput at two neighboring limits, an eighth below and above the one it holds for
 // right, measured one right after the other, and moves until the elasticity of throughput, d ln X / d ln N, is about 0.1:
 // below that, more in flight only wait in the server; above, it has workers to spare. No latency is taken for the
 // unloaded one, as congestion controls do (TCP Vegas, BBR, the gradients of Netflix and Envoy): such a base is measured

@@ -57,8 +57,6 @@ type world struct {
 	gates    int                // that share the server
 	rights   []int              // the best static cap of each part between events
 	target   float64            // latency that an operator would tell AIMD
-	least    float64            // part of the goodput of the best caps that is promised
-	short    float64            // length of a run in which the promise can be checked
 }
 
 type change struct {

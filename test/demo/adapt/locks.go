@@ -20,7 +20,7 @@ const (
 
 // serveLocks answers a question a connection by a thread of its own, which waits for a disk, and then spins for the one
 // lock. Threads that spin take the processors from the one that has the lock, so the more there are the fewer are
-// answered.
+// answered. It returns when it fails.
 func serveLocks(address string) error {
 	runtime.GOMAXPROCS(256) // each has a thread that the kernel schedules
 	l, err := net.Listen("tcp", address)

@@ -23,11 +23,8 @@ import (
 
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == lockServerVerb {
-		if err := serveLocks(os.Args[2]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
+		fmt.Fprintln(os.Stderr, serveLocks(os.Args[2]))
+		os.Exit(1)
 	}
 	lab.Main("demo-adapt", demonstrate)
 }
