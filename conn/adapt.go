@@ -118,7 +118,7 @@ func (ad *adapter) step(now leaky.Time) {
 	ad.admission.wheel.Schedule(&ad.timer, now+adaptEvery)
 	if ad.watcher != nil {
 		ad.watcher.Step(now)
-	} else if ad.controller.Step(now) {
+	} else if ad.controller.Step(now); ad.gate.slots != ad.controller.Limit() {
 		ad.gate.slots = ad.controller.Limit()
 		ad.measure(now)
 		ad.admission.freed = append(ad.admission.freed, ad.gate)

@@ -136,16 +136,9 @@ func (c *Controller) begin(now leaky.Time) {
 	c.settling, c.settledAt = true, now+ticks(max(2*c.now.holding(), 0.02))
 }
 
-// Step moves the limit if there is reason to. It is to be called some ten times a second while the gate is in use. It
-// reports whether the limit has changed.
-func (c *Controller) Step(now leaky.Time) bool {
-	was := c.limit
+// Step moves the limit if there is reason to. It is to be called some ten times a second while the gate is in use.
+func (c *Controller) Step(now leaky.Time) {
 	c.advance(now)
-	c.step(now)
-	return c.limit != was
-}
-
-func (c *Controller) step(now leaky.Time) {
 	switch {
 	case c.waiting > 0:
 		c.fullAt = now
