@@ -87,7 +87,7 @@ SCHEDULES ?= 100000
 
 .PHONY: check-cluster
 check-cluster:
-	$(GO) test -count=1 -timeout 0 -run '^(TestCheck|TestSearch|TestWalk)$$' -v ./cluster -check.schedules '$(SCHEDULES)' -search.depth 5 -walks '$(SCHEDULES)'
+	GOGC=1000 $(GO) test -count=1 -timeout 0 -run '^(TestCheck|TestSearch|TestWalk)$$' -v ./cluster -check.schedules '$(SCHEDULES)' -search.depth 5 -walks '$(SCHEDULES)'
 
 # An adaptive limit in front of all simulated servers, and over a day; TABLE=all prints it beside other controllers.
 TABLE ?= shaperd
