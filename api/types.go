@@ -445,7 +445,8 @@ type Error struct {
 type Adaptive struct {
 	Observed       bool             `json:"observed"`                  // max_connections holds, and this is what would hold
 	MinConnections int              `json:"min_connections,omitempty"` // 0 if observed
-	Connections    int              `json:"connections"`               // maximum in flight; up to an eighth more or less while limits are compared; 0 while that is not known
+	Connections    int              `json:"connections"`               // maximum in flight; 0 while that is not known
+	Most           int              `json:"most,omitempty"`            // up to so many are in flight while limits around it are compared
 	Throughput     float64          `json:"throughput"`                // answers per second with as many, while connections waited; 0 while that is not known
 	Changes        []AdaptiveChange `json:"changes"`                   // the last ones, the newest last
 }

@@ -164,7 +164,7 @@ func (ad *adapter) publish(now leaky.Time) {
 			st.Limit, st.Throughput = limit, throughput
 		}
 	} else {
-		st.Limit, st.Throughput = ad.controller.Middle(), ad.controller.Throughput()
+		st.Limit, st.Most, st.Throughput = ad.controller.Middle(), ad.controller.Most(), ad.controller.Throughput()
 		wall := time.Now()
 		for _, c := range ad.controller.History() {
 			st.Changes = append(st.Changes, shaper.AdaptiveChange{At: wall.Add(-now.Sub(c.At).Duration()), From: c.From, To: c.To, Reason: c.Reason.String()})

@@ -18,6 +18,7 @@ func (a Adaptation) String() string { return enumName(a, "off", "observe", "on")
 type AdaptiveStatus struct {
 	Observed   bool    // the maximum is MaxConnections, and Limit what it would be
 	Limit      int     // maximum in flight; 0 while that is not known
+	Most       int     // up to so many are in flight while limits around it are compared
 	Throughput float64 // answers a second at this limit, while connections waited; 0 while that is not known
 	Changes    []AdaptiveChange
 }

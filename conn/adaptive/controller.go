@@ -101,6 +101,12 @@ func (c *Controller) Limit() int { return c.limit }
 // Middle is the limit that is held for right: the middle of the two that are compared.
 func (c *Controller) Middle() int { return int(math.Round(c.right)) }
 
+// Most is the higher of the two limits that are compared: more are not in flight, but those that were let in before.
+func (c *Controller) Most() int {
+	_, high := c.compared()
+	return max(c.limit, c.bound(high, c.at))
+}
+
 // History returns the last changes of the middle, the newest last. It must not be modified.
 func (c *Controller) History() []Change { return c.changes }
 
@@ -121,19 +127,30 @@ func (c *Controller) move(to float64, why Reason, now leaky.Time) {
 
 // begin puts a limit in force, and has a trial begin when its effect is to be seen.
 func (c *Controller) begin(now leaky.Time) {
-	limit := c.right
-	if c.phase == comparing {
-		low := max(c.min, math.Round(c.right/(1+apart)))
-		limit = low
-		if c.above {
-			limit = max(low+1, math.Round(c.right*(1+apart)))
-		}
+	low, high := c.compared()
+	switch {
+	case c.phase != comparing:
+		c.limit = c.bound(c.right, now)
+	case c.above:
+		c.limit = c.bound(high, now)
+	default:
+		c.limit = c.bound(low, now)
 	}
+	c.settling, c.settledAt = true, now+ticks(max(2*c.now.holding(), 0.02))
+}
+
+// compared returns the two limits that are compared.
+func (c *Controller) compared() (low, high float64) {
+	low = max(c.min, math.Round(c.right/(1+apart)))
+	return low, max(low+1, math.Round(c.right*(1+apart)))
+}
+
+// bound returns a limit within the bounds.
+func (c *Controller) bound(limit float64, now leaky.Time) int {
 	if now < c.ceiling.end {
 		limit = min(limit, c.ceiling.limit)
 	}
-	c.limit = int(min(max(math.Round(limit), c.min), c.max))
-	c.settling, c.settledAt = true, now+ticks(max(2*c.now.holding(), 0.02))
+	return int(min(max(math.Round(limit), c.min), c.max))
 }
 
 // Step moves the limit if there is reason to. It is to be called some ten times a second while the gate is in use.

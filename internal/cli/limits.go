@@ -103,7 +103,7 @@ func printAdaptive(item func(name, format string, args ...any), l api.Limit) {
 	a := l.Adaptive
 	text := adaptiveText(a)
 	if !a.Observed {
-		text += fmt.Sprintf(", from %d to %d", a.MinConnections, l.MaxConnections)
+		text += fmt.Sprintf(" (up to %d while limits are compared), from %d to %d", a.Most, a.MinConnections, l.MaxConnections)
 	}
 	if a.Throughput > 0 {
 		text += fmt.Sprintf("; %s answers with as many", term.PerSecond(a.Throughput))

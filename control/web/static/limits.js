@@ -43,7 +43,7 @@ function setBadge(e, l) {
 }
 
 // maxConnections returns how many connections in flight l allows at this host.
-const maxConnections = (l) => l.shared ? l.shared.connections : adapts(l) ? l.adaptive.connections : l.max_connections;
+const maxConnections = (l) => l.shared ? l.shared.connections : adapts(l) ? l.adaptive.most : l.max_connections;
 
 const adapts = (l) => l.adaptive && !l.adaptive.observed;
 
