@@ -184,3 +184,23 @@ func TestAdversary_NoTime(t *testing.T) {
 		}
 	}
 }
+
+// A controller that begins when all clients are in a server that bears fewer finds that out, also when a few wait now and
+// then and it climbs first.
+func TestAdversary_AllInside(t *testing.T) {
+	for _, clients := range []int{58, 60, 61, 63} {
+		c := newCrowd(t, clients, 0)
+		c.Controller = New(1, crowdMost, 60, leaky.Second)
+		c.took = func(c *crowdOf) float64 { // at most ten at once are of use
+			n := float64(len(c.ends)) / 10
+			if c.now < 1 { // they were all there before
+				n = float64(c.clients) / 10
+			}
+			return 0.02 * (0.5 + c.rnd.ExpFloat64()*0.5) * (1 + n*n)
+		}
+		c.run(45)
+		if l := c.Limit(); l > 20 {
+			t.Errorf("%d clients: limit %d, 10 is right: %v", clients, l, c.History())
+		}
+	}
+}

@@ -43,6 +43,7 @@ type Controller struct {
 	settledAt leaky.Time
 	variation float64 // coefficient of variation of latency
 	now       trial   // moving average of what is observed
+	fewest    float64 // in flight in any trial; 0 before the first
 
 	rest    float64 // seconds of the last rest
 	restEnd leaky.Time
@@ -232,6 +233,9 @@ func (c *Controller) observe(t trial) {
 	c.now.inFlight += weight * (t.inFlight - c.now.inFlight)
 	c.now.latency = t.latency
 	c.best.add(t.latency, c.at)
+	if c.fewest == 0 || t.inFlight < c.fewest {
+		c.fewest = t.inFlight
+	}
 }
 
 // compare compares t with the two trials before, which were at the other limit and at the same: a trend cancels.

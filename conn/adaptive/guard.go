@@ -119,8 +119,8 @@ func (c *Controller) checkFailures(now leaky.Time) bool {
 	return true
 }
 
-// crowd looks for a server that has become slow while nobody waits at the gate, since all the clients there are have been
-// let in. That it is slow says nothing yet of how many it bears: half of them are let in for a trial.
+// crowd looks for a server that has become slow, or was never tried with fewer, while nobody waits at the gate, since all the
+// clients there are have been let in. That says nothing yet of how many it bears: half of them are let in for a trial.
 type crowd struct {
 	began   sums
 	best    least   // mean latency of windows
@@ -146,8 +146,9 @@ func (c *Controller) checkCrowd(now leaky.Time) bool {
 	if d.full > t/20 || d.answers < minAnswers || inFlight < 4 || inFlight < 2*c.min || c.phase == descending || now < w.next {
 		return false
 	}
-	if best, _ := w.best.get(now); c.now.throughput > 0 && (latency < 2*best || latency < 1.5*w.latency) {
-		return false // if nothing was ever learned, there is reason enough
+	fewerTried := c.fewest > 0 && c.fewest < 0.6*inFlight
+	if best, _ := w.best.get(now); fewerTried && (latency < 2*best || latency < 1.5*w.latency) {
+		return false
 	}
 	w.latency, w.next = latency, now+10*leaky.Second
 	c.descend(trial{inFlight: inFlight, throughput: d.answers / t, latency: latency}, Crowd, now)
