@@ -89,12 +89,10 @@ SCHEDULES ?= 100000
 check-cluster:
 	GOGC=1000 $(GO) test -count=1 -timeout 0 -run '^(TestCheck|TestSearch|TestWalk)$$' -v ./cluster -check.schedules '$(SCHEDULES)' -search.depth 5 -walks '$(SCHEDULES)'
 
-# An adaptive limit in front of all simulated servers, and over a day; TABLE=all prints it beside other controllers.
-TABLE ?= shaperd
-
+# An adaptive limit in front of all simulated servers, next to other controllers, and over a day.
 .PHONY: check-adaptive
 check-adaptive:
-	$(GO) test -count=1 -timeout 60m -v ./conn/adaptive -long -table '$(TABLE)'
+	$(GO) test -count=1 -timeout 60m -v ./conn/adaptive -long -servers all
 
 # Random packets through a router with limits, for ESCAPETIME per kind of limit: exactly the
 # packets that arrive must have been charged.

@@ -463,7 +463,7 @@ type AdaptiveChange struct {
 var AdaptiveReasons = map[string]string{
 	"bounds":             "the bounds were changed",
 	"more-pays":          "more in flight gave more answers",
-	"more-gives-little":  "more in flight gave hardly more answers",
+	"more-gives-little":  "more in flight gave almost no more answers",
 	"less-costs-nothing": "fewer in flight gave as many answers",
 	"less-costs":         "fewer in flight gave fewer answers",
 	"demand":             "no more connections came",

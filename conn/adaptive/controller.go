@@ -26,11 +26,11 @@ type Controller struct {
 	Load
 	min, max float64
 
-	limit int     // in force
+	limit int     // current
 	right float64 // the limit held for right, between those that are compared
 
 	phase    phase
-	above    bool     // comparing: the higher limit is in force
+	above    bool     // comparing: the higher limit is the current one
 	factor   float64  // climbing
 	before   trial    // climbing, descending: the trial before
 	trials   [3]trial // comparing: the last ones
@@ -51,7 +51,7 @@ type Controller struct {
 	guard   guard
 	ceiling ceiling
 	crowd   crowd
-	quiet   quiet
+	quiet   sums  // when something was last answered, or nobody waited
 	best    least // mean latency of trials
 
 	fullAt  leaky.Time // when somebody last waited
@@ -126,7 +126,7 @@ func (c *Controller) move(to float64, why Reason, now leaky.Time) {
 	}
 }
 
-// begin puts a limit in force, and has a trial begin when its effect is to be seen.
+// begin makes the limit of the phase the current one. A trial of it begins when its effect shows.
 func (c *Controller) begin(now leaky.Time) {
 	low, high := c.compared()
 	switch {
@@ -192,7 +192,7 @@ func (c *Controller) Step(now leaky.Time) {
 	}
 }
 
-// trial returns what the limit in force has given, once that is known well enough.
+// trial returns what the current limit has given, once that is known well enough.
 func (c *Controller) trial(now leaky.Time) (t trial, ok bool) {
 	if c.settling {
 		// Connections that were let in under a higher limit end in their own time.
@@ -286,9 +286,7 @@ func (c *Controller) compare(t trial, now leaky.Time) {
 		c.move(t.inFlight*c.factor, MorePays, now)
 		return
 	case c.run <= -2 && c.estimate.mean+2*sd < elasticity && t.inFlight >= 4:
-		c.before = t
-		c.phase = descending
-		c.move(t.inFlight/2, LessCostsNothing, now)
+		c.descend(t, LessCostsNothing, now)
 		return
 	}
 	step := 0.5 * off

@@ -71,7 +71,7 @@ func (c *Controller) checkFall(now leaky.Time) bool {
 	return true
 }
 
-// cut lowers the limit, and compares anew from there.
+// cut moves the limit, and compares again from there.
 func (c *Controller) cut(to float64, why Reason, now leaky.Time) {
 	c.move(to, why, now)
 	c.phase, c.before, c.n, c.run, c.rest = comparing, trial{}, 0, 0, 0
@@ -161,23 +161,19 @@ const silence = 10
 // checkSilence raises the limit when all places may be taken by connections that ask nothing: then nothing else could
 // ever be learned. It reports whether it has.
 func (c *Controller) checkSilence(now leaky.Time) bool {
-	w := &c.quiet
-	if d := c.since(w.began); c.waiting == 0 || d.answers > 0 || d.left > 0 || d.failures > 0 || w.began.at == 0 {
-		w.began = c.sums
+	if d := c.since(c.quiet); c.waiting == 0 || d.answers > 0 || d.left > 0 || d.failures > 0 || c.quiet.at == 0 {
+		c.quiet = c.sums
 		return false
 	}
-	if now < w.began.at+silence*leaky.Second || c.right >= c.max {
+	if now < c.quiet.at+silence*leaky.Second || c.right >= c.max {
 		return false
 	}
-	w.began = c.sums
+	c.quiet = c.sums
 	c.move(max(1.5*c.right, c.right+1), Silence, now)
 	c.phase, c.n, c.run = comparing, 0, 0
 	c.begin(now)
 	return true
 }
-
-// quiet is since when nothing has been answered.
-type quiet struct{ began sums }
 
 // least is the least of the values of the last two to four minutes.
 type least struct {

@@ -4,8 +4,7 @@ package adaptive
 type Reason uint8
 
 const (
-	Start            Reason = iota // the first limit
-	Bounds                         // the operator's bounds have changed
+	Bounds           Reason = iota // the operator's bounds have changed
 	MorePays                       // more in flight gives more throughput
 	MoreCostsNothing               // a climb has ended: more in flight gives little
 	LessCostsNothing               // less in flight gives the same throughput
@@ -20,7 +19,7 @@ const (
 )
 
 var reasons = [...]string{
-	Start: "start", Bounds: "bounds", MorePays: "more-pays", MoreCostsNothing: "more-gives-little", LessCostsNothing: "less-costs-nothing",
+	Bounds: "bounds", MorePays: "more-pays", MoreCostsNothing: "more-gives-little", LessCostsNothing: "less-costs-nothing",
 	LessCosts: "less-costs", Demand: "demand", Slow: "slow", Fall: "throughput-fell", Crowd: "crowd", Failures: "failures",
 	Futile: "failures-stay", Silence: "silence",
 }

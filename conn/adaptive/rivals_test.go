@@ -67,7 +67,7 @@ func (v *vegas) end(took float64, inFlight int, how outcome, now float64) {
 	if !due {
 		return
 	}
-	if v.count++; v.jitter*30*v.limit <= float64(v.count) { // look for the base anew
+	if v.count++; v.jitter*30*v.limit <= float64(v.count) { // measure the base again
 		v.jitter, v.count, v.base = 0.5+0.5*v.rng.Float64(), 0, mean
 		return
 	}
