@@ -14,42 +14,26 @@ import (
 // crowdedServer answers one question a connection, the more slowly the more it has: with n at once after
 // base*(1+(n/10)^2). So it answers most often with 10, and its throughput collapses beyond.
 type crowdedServer struct {
-	addr     string
-	inside   atomic.Int64
-	most     atomic.Int64 // inside since it was last asked
-	answered atomic.Int64
+	addr   string
+	inside atomic.Int64
+	most   atomic.Int64 // inside since it was last asked
 }
 
 func newCrowdedServer(t *testing.T, base time.Duration) *crowdedServer {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	sv := &crowdedServer{addr: l.Addr().String()}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				b := make([]byte, 1)
-				if _, err := io.ReadFull(c, b); err != nil {
-					return
-				}
-				n := sv.inside.Add(1)
-				for m := sv.most.Load(); n > m && !sv.most.CompareAndSwap(m, n); m = sv.most.Load() {
-				}
-				x := float64(n) / 10
-				time.Sleep(time.Duration(float64(base) * (1 + x*x)))
-				sv.inside.Add(-1)
-				sv.answered.Add(1)
-				c.Write(b)
-			}()
+	sv := &crowdedServer{}
+	sv.addr = server(t, func(c *net.TCPConn) {
+		b := make([]byte, 1)
+		if _, err := io.ReadFull(c, b); err != nil {
+			return
 		}
-	}()
+		n := sv.inside.Add(1)
+		for m := sv.most.Load(); n > m && !sv.most.CompareAndSwap(m, n); m = sv.most.Load() {
+		}
+		x := float64(n) / 10
+		time.Sleep(time.Duration(float64(base) * (1 + x*x)))
+		sv.inside.Add(-1)
+		c.Write(b)
+	})
 	return sv
 }
 

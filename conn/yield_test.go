@@ -14,31 +14,16 @@ import (
 
 // slowAnswers is a server that answers each byte but "n" with the same.
 func slowAnswers(t *testing.T) string {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
+	return server(t, func(c *net.TCPConn) {
+		for b := make([]byte, 1); ; {
+			if _, err := c.Read(b); err != nil {
 				return
 			}
-			go func() {
-				defer c.Close()
-				for b := make([]byte, 1); ; {
-					if _, err := c.Read(b); err != nil {
-						return
-					}
-					if b[0] != 'n' {
-						c.Write(b)
-					}
-				}
-			}()
+			if b[0] != 'n' {
+				c.Write(b)
+			}
 		}
-	}()
-	return l.Addr().String()
+	})
 }
 
 // asks reports whether a question on c is answered within d.
