@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,8 +12,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/test/lab"
@@ -27,7 +23,7 @@ const (
 	warm    = 0.25            // part of the load that does not count
 )
 
-// answers are what clients got. Only those since half of the load count, or the time in which a limit is found would.
+// answers are what clients got, but for those of the time in which a limit is found.
 type answers struct {
 	times  []time.Duration // of each answer
 	failed int
@@ -62,11 +58,8 @@ func (a *answers) percentile(p float64) time.Duration {
 }
 
 // run runs a program in front of a new server, under load.
-func run(ctx context.Context, b binaries, sv *server, p program, length time.Duration) (o *outcome, err error) {
-	row, err := lab.NewRow(lab.RowAddresses{
-		Clients: []netip.Addr{netip.MustParseAddr("10.9.0.2")}, Outer: []netip.Addr{outer.Addr()}, OuterBits: 24,
-		Inner: netip.MustParseAddr("10.9.1.1"), Downstream: inner.Addr(), InnerBits: 24,
-	})
+func run(ctx context.Context, b lab.Binaries, sv *server, p program, length time.Duration) (o *outcome, err error) {
+	row, err := lab.NewPath(outer, inner)
 	if err != nil {
 		return nil, err
 	}
@@ -76,16 +69,11 @@ func run(ctx context.Context, b binaries, sv *server, p program, length time.Dur
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, lab.RemoveDir(dir)) }()
-	process, err := sv.start(ctx, row.Downstream, dir)
+	server, err := sv.start(ctx, row.Downstream, dir)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		_ = process.Signal(unix.SIGQUIT)
-		if process.AwaitExit(5*time.Second) != nil {
-			process.Kill()
-		}
-	}()
+	defer func() { err = errors.Join(err, server.stop()) }()
 	g, err := p.start(ctx, b, row.Middle)
 	if err != nil {
 		return nil, err
@@ -93,7 +81,7 @@ func run(ctx context.Context, b binaries, sv *server, p program, length time.Dur
 	defer func() { err = errors.Join(err, g.stop()) }()
 	working, end := context.WithTimeout(ctx, length)
 	defer end()
-	a, err := sv.load(working, row.Client, dir)
+	a, err := sv.load(working, row.Client, dir, server)
 	if err != nil {
 		return nil, err
 	}
@@ -112,7 +100,7 @@ func run(ctx context.Context, b binaries, sv *server, p program, length time.Dur
 }
 
 // ask has clients ask one question after the other, each on a new connection, until ctx ends.
-func ask(ctx context.Context, h *lab.Host, _ string) (*answers, error) {
+func ask(ctx context.Context, h *lab.Host, _ string, _ running) (*answers, error) {
 	var a answers
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -122,7 +110,7 @@ func ask(ctx context.Context, h *lab.Host, _ string) (*answers, error) {
 		group.Go(func() {
 			for time.Now().Before(deadline) {
 				start := time.Now()
-				err := question(ctx, h)
+				err := h.Ask(ctx, outer)
 				took := time.Since(start)
 				mu.Lock()
 				switch {
@@ -142,34 +130,9 @@ func ask(ctx context.Context, h *lab.Host, _ string) (*answers, error) {
 	return &a, nil
 }
 
-func question(ctx context.Context, h *lab.Host) error {
-	c, err := h.Dial(ctx, netip.Addr{}, outer, 10*time.Second)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	stop := context.AfterFunc(ctx, func() { c.Close() })
-	defer stop()
-	if _, err = c.Write([]byte("q")); err != nil {
-		return err
-	}
-	if err = c.SetReadDeadline(time.Now().Add(30 * time.Second)); err != nil {
-		return err
-	}
-	n, err := c.Read(make([]byte, 1))
-	if n == 0 && err == nil {
-		err = net.ErrClosed
-	}
-	return err
-}
-
 // pgbench has pgbench make a connection for each transaction, until ctx ends. Each client has a thread: with several, one
 // that waits for a slot would keep the others from ending their transactions.
-func pgbench(ctx context.Context, h *lab.Host, dir string) (*answers, error) {
-	bin, err := postgresBin()
-	if err != nil {
-		return nil, err
-	}
+func pgbench(ctx context.Context, h *lab.Host, dir string, sv running) (*answers, error) {
 	script, log := filepath.Join(dir, "script"), filepath.Join(dir, "log")
 	if err := os.WriteFile(script, []byte("\\set id random(0, 1)\nUPDATE hot SET v = v + 1 WHERE id = :id;\n"), 0o644); err != nil {
 		return nil, err
@@ -177,7 +140,7 @@ func pgbench(ctx context.Context, h *lab.Host, dir string) (*answers, error) {
 	deadline, _ := ctx.Deadline()
 	length := time.Until(deadline).Truncate(time.Second)
 	begun := time.Now()
-	cmd := exec.Command(filepath.Join(bin, "pgbench"), "-C", "-n", "-f", script, "-c", strconv.Itoa(clients), "-j", strconv.Itoa(clients), "-T", strconv.Itoa(int(length.Seconds())),
+	cmd := exec.Command(filepath.Join(sv.bin, "pgbench"), "-C", "-n", "-f", script, "-c", strconv.Itoa(clients), "-j", strconv.Itoa(clients), "-T", strconv.Itoa(int(length.Seconds())),
 		"-l", "--log-prefix", log, "-h", outer.Addr().String(), "-p", strconv.Itoa(int(outer.Port())), "-U", "postgres", "postgres")
 	p, err := lab.StartProcess(h.Start, cmd)
 	if err != nil {

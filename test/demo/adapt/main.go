@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -29,36 +28,12 @@ func main() {
 	lab.Main("demo-adapt", demonstrate)
 }
 
-// binaries are the programs, as commands.
-type binaries struct {
-	shaperd string
-	haproxy []string
-}
-
 func demonstrate(ctx context.Context, out io.Writer, args []string) error {
 	flags := flag.NewFlagSet("demo-adapt", flag.ContinueOnError)
-	binary := flags.String("bin", filepath.Join("bin", "shaperd"), "`path` of the daemon")
-	peers := flags.String("peers", filepath.Join("build", "peers"), "`directory` of HAProxy")
 	length := flags.Duration("length", 40*time.Second, "of the load, at each program")
 	only := flags.String("server", "", "`name` of the only server")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() > 0 {
-		return errors.New("usage: demo-adapt takes no arguments")
-	}
-	if os.Geteuid() != 0 {
-		return errors.New("network namespaces need root: run as root or with sudo")
-	}
-	absolute, err := filepath.Abs(*binary)
+	b, err := lab.ParseDemo(flags, args)
 	if err != nil {
-		return err
-	}
-	if *peers, err = filepath.Abs(*peers); err != nil {
-		return err
-	}
-	b := binaries{shaperd: absolute, haproxy: lab.HAProxy(*peers)}
-	if err := lab.Sweep(); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "%d clients ask one question after the other, each on a new connection.\n", clients)
@@ -78,7 +53,7 @@ func demonstrate(ctx context.Context, out io.Writer, args []string) error {
 var errCheck = errors.New("a check has failed")
 
 // compare runs all programs in front of a server.
-func compare(ctx context.Context, out io.Writer, b binaries, sv *server, length time.Duration) error {
+func compare(ctx context.Context, out io.Writer, b lab.Binaries, sv *server, length time.Duration) error {
 	fmt.Fprintf(out, "\n%s: %s\n", sv.name, sv.note)
 	var fixed []*outcome
 	for _, most := range []int{1, 2, 3, 4, 6, 8, 12, 16, 24, 32} {

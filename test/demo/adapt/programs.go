@@ -20,7 +20,7 @@ type program struct {
 	name   string
 	most   int // connections at once; 0 is no bound
 	adapts bool
-	start  func(ctx context.Context, b binaries, h *lab.Host) (*gateway, error)
+	start  func(ctx context.Context, b lab.Binaries, h *lab.Host) (*gateway, error)
 }
 
 // gateway is a running program.
@@ -30,7 +30,7 @@ type gateway struct {
 	limit func() (*api.Adaptive, error) // of shaperd
 }
 
-var shaperd = program{"shaperd, adapt", 0, true, func(ctx context.Context, b binaries, h *lab.Host) (*gateway, error) {
+var shaperd = program{"shaperd, adapt", 0, true, func(ctx context.Context, b lab.Binaries, h *lab.Host) (*gateway, error) {
 	config := fmt.Sprintf(`[daemon]
 metrics = ""
 dashboard = ""
@@ -45,12 +45,12 @@ max_connections = 200
 adapt = "on"
 queue_timeout = "1m"
 `, outer, inner)
-	d, err := lab.StartDaemon(ctx, lab.DaemonOptions{Binary: b.shaperd, Host: h, Config: config})
+	d, err := lab.StartDaemon(ctx, lab.DaemonOptions{Binary: b.Shaperd, Host: h, Config: config})
 	if err != nil {
 		return nil, err
 	}
 	limit := func() (*api.Adaptive, error) {
-		text, err := h.Output(b.shaperd, "limits", "bears", "--json", "--control", d.Control)
+		text, err := h.Output(b.Shaperd, "limits", "bears", "--json", "--control", d.Control)
 		if err != nil {
 			return nil, err
 		}
@@ -69,7 +69,7 @@ func haproxy(most int) program {
 	if most > 0 {
 		name, maxconn = fmt.Sprintf("haproxy, maxconn %d", most), fmt.Sprintf("maxconn %d", most)
 	}
-	return program{name, most, false, func(ctx context.Context, b binaries, h *lab.Host) (*gateway, error) {
+	return program{name, most, false, func(ctx context.Context, b lab.Binaries, h *lab.Host) (*gateway, error) {
 		p, stop, err := lab.StartPeer(ctx, h, fmt.Sprintf(`global
 	maxconn 2000
 defaults
@@ -81,7 +81,7 @@ defaults
 listen l
 	bind %s
 	server one %s %s
-`, outer, inner, maxconn), outer, func(path string) []string { return append(b.haproxy, "-db", "-f", path) })
+`, outer, inner, maxconn), outer, func(path string) []string { return append(b.HAProxy, "-db", "-f", path) })
 		if err != nil {
 			return nil, err
 		}

@@ -8,12 +8,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"time"
 
 	"shaperd.dev/shaperd/test/lab"
@@ -21,35 +18,11 @@ import (
 
 func main() { lab.Main("demo-cold", demonstrate) }
 
-// binaries are the programs, as commands.
-type binaries struct {
-	shaperd string
-	haproxy []string
-}
-
 func demonstrate(ctx context.Context, out io.Writer, args []string) error {
 	flags := flag.NewFlagSet("demo-cold", flag.ContinueOnError)
-	binary := flags.String("bin", filepath.Join("bin", "shaperd"), "`path` of the daemon")
-	peers := flags.String("peers", filepath.Join("build", "peers"), "`directory` of HAProxy")
 	length := flags.Duration("length", time.Minute, "of the load, at each program")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() > 0 {
-		return errors.New("usage: demo-cold takes no arguments")
-	}
-	if os.Geteuid() != 0 {
-		return errors.New("network namespaces need root: run as root or with sudo")
-	}
-	absolute, err := filepath.Abs(*binary)
+	b, err := lab.ParseDemo(flags, args)
 	if err != nil {
-		return err
-	}
-	if *peers, err = filepath.Abs(*peers); err != nil {
-		return err
-	}
-	b := binaries{shaperd: absolute, haproxy: lab.HAProxy(*peers)}
-	if err := lab.Sweep(); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "A server that fails after %v, is back %v later, and cold for another %v.\n"+

@@ -17,7 +17,7 @@ var (
 // program is what stands between the clients and the server.
 type program struct {
 	name  string
-	start func(ctx context.Context, b binaries, h *lab.Host) (stop func() error, err error)
+	start func(ctx context.Context, b lab.Binaries, h *lab.Host) (stop func() error, err error)
 	ours  bool
 }
 
@@ -30,9 +30,9 @@ var programs = [...]program{
 	{"nginx, max_conns", startNginx, false},
 }
 
-func shaperd(more string) func(context.Context, binaries, *lab.Host) (func() error, error) {
-	return func(ctx context.Context, b binaries, h *lab.Host) (func() error, error) {
-		d, err := lab.StartDaemon(ctx, lab.DaemonOptions{Binary: b.shaperd, Host: h, Config: fmt.Sprintf(`[daemon]
+func shaperd(more string) func(context.Context, lab.Binaries, *lab.Host) (func() error, error) {
+	return func(ctx context.Context, b lab.Binaries, h *lab.Host) (func() error, error) {
+		d, err := lab.StartDaemon(ctx, lab.DaemonOptions{Binary: b.Shaperd, Host: h, Config: fmt.Sprintf(`[daemon]
 metrics = ""
 dashboard = ""
 [[listen]]
@@ -55,8 +55,8 @@ queue_timeout = "1m"
 	}
 }
 
-func haproxy(options string) func(context.Context, binaries, *lab.Host) (func() error, error) {
-	return func(ctx context.Context, b binaries, h *lab.Host) (func() error, error) {
+func haproxy(options string) func(context.Context, lab.Binaries, *lab.Host) (func() error, error) {
+	return func(ctx context.Context, b lab.Binaries, h *lab.Host) (func() error, error) {
 		_, stop, err := lab.StartPeer(ctx, h, fmt.Sprintf(`global
 	maxconn 2000
 defaults
@@ -68,12 +68,12 @@ defaults
 listen l
 	bind %s
 	server one %s maxconn %d %s
-`, outer, inner, bears, options), outer, func(path string) []string { return append(b.haproxy, "-db", "-f", path) })
+`, outer, inner, bears, options), outer, func(path string) []string { return append(b.HAProxy, "-db", "-f", path) })
 		return stop, err
 	}
 }
 
-func startNginx(ctx context.Context, _ binaries, h *lab.Host) (func() error, error) {
+func startNginx(ctx context.Context, _ lab.Binaries, h *lab.Host) (func() error, error) {
 	_, stop, err := lab.StartPeer(ctx, h, fmt.Sprintf(`load_module /usr/lib/nginx/modules/ngx_stream_module.so;
 daemon off;
 pid nginx.pid;

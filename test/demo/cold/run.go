@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"text/tabwriter"
@@ -31,11 +30,8 @@ type outcome struct {
 }
 
 // run runs a program in front of a new server, under load.
-func run(ctx context.Context, b binaries, p *program, length time.Duration) (o *outcome, err error) {
-	row, err := lab.NewRow(lab.RowAddresses{
-		Clients: []netip.Addr{netip.MustParseAddr("10.9.0.2")}, Outer: []netip.Addr{outer.Addr()}, OuterBits: 24,
-		Inner: netip.MustParseAddr("10.9.1.1"), Downstream: inner.Addr(), InnerBits: 24,
-	})
+func run(ctx context.Context, b lab.Binaries, p *program, length time.Duration) (o *outcome, err error) {
+	row, err := lab.NewPath(outer, inner)
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +56,7 @@ func run(ctx context.Context, b binaries, p *program, length time.Duration) (o *
 	for range clients {
 		group.Go(func() {
 			for working.Err() == nil {
-				switch err := question(working, row.Client); {
+				switch err := row.Client.Ask(working, outer); {
 				case working.Err() != nil:
 				case err != nil:
 					failed.Add(1)
@@ -81,24 +77,6 @@ func run(ctx context.Context, b binaries, p *program, length time.Duration) (o *
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return &outcome{p, s.falls, answered.Load(), late.Load(), failed.Load(), length}, ctx.Err()
-}
-
-func question(ctx context.Context, h *lab.Host) error {
-	c, err := h.Dial(ctx, netip.Addr{}, outer, 10*time.Second)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	stop := context.AfterFunc(ctx, func() { c.Close() })
-	defer stop()
-	if _, err = c.Write([]byte("q")); err != nil {
-		return err
-	}
-	n, err := c.Read(make([]byte, 1))
-	if n == 0 && err == nil {
-		err = io.ErrUnexpectedEOF
-	}
-	return err
 }
 
 func printTable(out io.Writer, list []*outcome) {

@@ -9,12 +9,9 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"time"
 
 	"shaperd.dev/shaperd/test/lab"
@@ -22,35 +19,11 @@ import (
 
 func main() { lab.Main("demo-restart", demonstrate) }
 
-// binaries are the programs, as commands.
-type binaries struct {
-	shaperd string
-	haproxy []string
-}
-
 func demonstrate(ctx context.Context, out io.Writer, args []string) error {
 	flags := flag.NewFlagSet("demo-restart", flag.ContinueOnError)
-	binary := flags.String("bin", filepath.Join("bin", "shaperd"), "`path` of the daemon")
-	peers := flags.String("peers", filepath.Join("build", "peers"), "`directory` of HAProxy")
 	kills := flags.Int("kills", 50, "`number` of times that the server is killed")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() > 0 {
-		return errors.New("usage: demo-restart takes no arguments")
-	}
-	if os.Geteuid() != 0 {
-		return errors.New("network namespaces need root: run as root or with sudo")
-	}
-	absolute, err := filepath.Abs(*binary)
+	b, err := lab.ParseDemo(flags, args)
 	if err != nil {
-		return err
-	}
-	if *peers, err = filepath.Abs(*peers); err != nil {
-		return err
-	}
-	b := binaries{shaperd: absolute, haproxy: lab.HAProxy(*peers)}
-	if err := lab.Sweep(); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "A PostgreSQL that is killed %d times, and started again %v later\n"+

@@ -12,7 +12,7 @@ import (
 // program is what stands between the clients and the server.
 type program struct {
 	name, note string
-	start      func(ctx context.Context, b binaries, h *lab.Host) (*gateway, error)
+	start      func(ctx context.Context, b lab.Binaries, h *lab.Host) (*gateway, error)
 	announced  bool // an operator holds the listener before the server is killed
 	ours       bool
 }
@@ -34,7 +34,7 @@ type gateway struct {
 
 const ramp = 100 // connections per second
 
-func startShaperd(ctx context.Context, b binaries, h *lab.Host) (*gateway, error) {
+func startShaperd(ctx context.Context, b lab.Binaries, h *lab.Host) (*gateway, error) {
 	config := fmt.Sprintf(`[daemon]
 metrics = ""
 dashboard = ""
@@ -56,12 +56,12 @@ expect = "R"
 name = "all"
 max_connections = 250
 `, outer, inner, ramp)
-	d, err := lab.StartDaemon(ctx, lab.DaemonOptions{Binary: b.shaperd, Host: h, Config: config})
+	d, err := lab.StartDaemon(ctx, lab.DaemonOptions{Binary: b.Shaperd, Host: h, Config: config})
 	if err != nil {
 		return nil, err
 	}
 	verb := func(args ...string) error {
-		return h.Run(b.shaperd, append(args, "--control", d.Control)...)
+		return h.Run(b.Shaperd, append(args, "--control", d.Control)...)
 	}
 	return &gateway{d.Process, d.Close, verb, d}, nil
 }
@@ -75,7 +75,7 @@ func startPeer(ctx context.Context, h *lab.Host, config string, command func(pat
 	return &gateway{Process: p, stop: stop}, nil
 }
 
-func startHAProxy(ctx context.Context, b binaries, h *lab.Host) (*gateway, error) {
+func startHAProxy(ctx context.Context, b lab.Binaries, h *lab.Host) (*gateway, error) {
 	return startPeer(ctx, h, fmt.Sprintf(`global
 	maxconn 2000
 	stats timeout 10s
@@ -92,10 +92,10 @@ listen db
 	option pgsql-check user postgres
 	default-server inter 200ms rise 1 fall 1 slowstart 30s maxconn 250
 	server one %s check
-`, outer, inner), func(path string) []string { return append(b.haproxy, "-db", "-f", path) })
+`, outer, inner), func(path string) []string { return append(b.HAProxy, "-db", "-f", path) })
 }
 
-func startNginx(ctx context.Context, _ binaries, h *lab.Host) (*gateway, error) {
+func startNginx(ctx context.Context, _ lab.Binaries, h *lab.Host) (*gateway, error) {
 	return startPeer(ctx, h, fmt.Sprintf(`load_module /usr/lib/nginx/modules/ngx_stream_module.so;
 daemon off;
 pid nginx.pid;

@@ -45,23 +45,20 @@ type failures struct {
 }
 
 // runProgram kills the server, and starts it again, under load.
-func runProgram(ctx context.Context, b binaries, p *program, kills int) (o *outcome, err error) {
-	row, err := lab.NewRow(lab.RowAddresses{
-		Clients: []netip.Addr{netip.MustParseAddr("10.9.0.2")}, Outer: []netip.Addr{outer.Addr()}, OuterBits: 24,
-		Inner: netip.MustParseAddr("10.9.1.1"), Downstream: inner.Addr(), InnerBits: 24,
-	})
+func runProgram(ctx context.Context, b lab.Binaries, p *program, kills int) (o *outcome, err error) {
+	row, err := lab.NewPath(outer, inner)
 	if err != nil {
 		return nil, err
 	}
 	defer row.Remove()
-	s, err := newServer(row.Downstream, inner)
+	s, err := lab.NewPostgreSQL(row.Downstream, inner)
 	if s != nil {
-		defer func() { err = errors.Join(err, s.close()) }()
+		defer func() { err = errors.Join(err, s.Close()) }()
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(s.start(), s.awaitReady(ctx)); err != nil {
+	if err := errors.Join(s.Start(), s.AwaitReady(ctx)); err != nil {
 		return nil, err
 	}
 	g, err := p.start(ctx, b, row.Middle)
@@ -69,7 +66,7 @@ func runProgram(ctx context.Context, b binaries, p *program, kills int) (o *outc
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, g.stop()) }()
-	script := filepath.Join(s.dir, "script")
+	script := filepath.Join(s.Dir, "script")
 	if err := os.WriteFile(script, []byte("SELECT 1;\n"), 0o644); err != nil {
 		return nil, err
 	}
@@ -86,7 +83,7 @@ func runProgram(ctx context.Context, b binaries, p *program, kills int) (o *outc
 	for range clients {
 		group.Go(func() {
 			for working.Err() == nil {
-				done, text := pgbench(working, row.Client, s.bin, script)
+				done, text := pgbench(working, row.Client, s.Bin, script)
 				if working.Err() != nil {
 					return
 				}
@@ -120,7 +117,7 @@ func runProgram(ctx context.Context, b binaries, p *program, kills int) (o *outc
 }
 
 // cycle lets the server work for a while, kills it, and starts it again.
-func (o *outcome) cycle(ctx context.Context, s *server, g *gateway, c *lab.Capture) error {
+func (o *outcome) cycle(ctx context.Context, s *lab.PostgreSQL, g *gateway, c *lab.Capture) error {
 	select {
 	case <-time.After(upTime):
 	case <-ctx.Done():
@@ -134,12 +131,12 @@ func (o *outcome) cycle(ctx context.Context, s *server, g *gateway, c *lab.Captu
 		}
 		time.Sleep(200 * time.Millisecond) // transactions end
 	}
-	s.kill()
+	s.Kill() // its other processes notice, and end, too
 	time.Sleep(downTime)
-	if err := s.start(); err != nil {
+	if err := s.Start(); err != nil {
 		return err
 	}
-	if err := s.awaitReady(ctx); err != nil {
+	if err := s.AwaitReady(ctx); err != nil {
 		return err
 	}
 	o.restarts = append(o.restarts, c.Elapsed())

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"context"
@@ -14,21 +14,20 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"shaperd.dev/shaperd/test/lab"
 )
 
-// server is a PostgreSQL on a host, with an account that needs no password.
-type server struct {
-	host *lab.Host
-	dir  string
-	bin  string
-	at   netip.AddrPort
-	as   *syscall.Credential
-	*lab.Process
+// A PostgreSQL is a server on a host, with an account that needs no password.
+type PostgreSQL struct {
+	Dir, Bin string // of its data, and of its programs
+	host     *Host
+	at       netip.AddrPort
+	as       *syscall.Credential
+	*Process // once started
 }
 
-func newServer(h *lab.Host, at netip.AddrPort) (s *server, err error) {
+// NewPostgreSQL creates the data of a server that is to listen at an address of a host. If it returns one, it is to be
+// closed, even with an error.
+func NewPostgreSQL(h *Host, at netip.AddrPort) (s *PostgreSQL, err error) {
 	installed, _ := filepath.Glob("/usr/lib/postgresql/*/bin")
 	if len(installed) == 0 {
 		return nil, errors.New("PostgreSQL is not installed")
@@ -39,11 +38,11 @@ func newServer(h *lab.Host, at netip.AddrPort) (s *server, err error) {
 	}
 	uid, _ := strconv.ParseUint(account.Uid, 10, 32)
 	gid, _ := strconv.ParseUint(account.Gid, 10, 32)
-	s = &server{host: h, bin: installed[len(installed)-1], at: at, as: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
-	if s.dir, err = lab.TempDir(); err != nil {
+	s = &PostgreSQL{host: h, Bin: installed[len(installed)-1], at: at, as: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	if s.Dir, err = TempDir(); err != nil {
 		return nil, err
 	}
-	if err = errors.Join(os.Chmod(s.dir, 0o711), os.Mkdir(s.data(), 0o700), os.Chown(s.data(), int(uid), int(gid))); err != nil {
+	if err = errors.Join(os.Chmod(s.Dir, 0o711), os.Mkdir(s.data(), 0o700), os.Chown(s.data(), int(uid), int(gid))); err != nil {
 		return s, err
 	}
 	cmd := s.command("initdb", "-D", s.data(), "-U", "postgres", "-A", "trust", "-N", "--no-instructions")
@@ -54,28 +53,28 @@ func newServer(h *lab.Host, at netip.AddrPort) (s *server, err error) {
 	return s, os.WriteFile(filepath.Join(s.data(), "pg_hba.conf"), []byte(access), 0o600)
 }
 
-func (s *server) data() string { return filepath.Join(s.dir, "data") }
+func (s *PostgreSQL) data() string { return filepath.Join(s.Dir, "data") }
 
-func (s *server) command(name string, args ...string) *exec.Cmd {
-	cmd := exec.Command(filepath.Join(s.bin, name), args...)
+func (s *PostgreSQL) command(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(s.Bin, name), args...)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.as}
 	return cmd
 }
 
-// start starts the server. Those who connect before it has recovered are told to come later.
-func (s *server) start() error {
+// Start starts the server. Those who connect before it has recovered are told to come later.
+func (s *PostgreSQL) Start() error {
 	cmd := s.command("postgres", "-D", s.data(), "-c", "listen_addresses="+s.at.Addr().String(), "-p", fmt.Sprint(s.at.Port()),
 		"-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "max_connections=300", "-c", "shared_buffers=32MB", "-c", "log_min_messages=panic")
-	p, err := lab.StartProcess(s.host.Start, cmd)
+	p, err := StartProcess(s.host.Start, cmd)
 	s.Process = p
 	return err
 }
 
-// awaitReady waits until the server serves.
-func (s *server) awaitReady(ctx context.Context) error {
+// AwaitReady waits until the server serves.
+func (s *PostgreSQL) AwaitReady(ctx context.Context) error {
 	for deadline := time.Now().Add(30 * time.Second); ; {
-		if err := s.host.Run(filepath.Join(s.bin, "pg_isready"), "-q", "-h", s.at.Addr().String(), "-p", fmt.Sprint(s.at.Port())); err == nil {
+		if err := s.host.Run(filepath.Join(s.Bin, "pg_isready"), "-q", "-h", s.at.Addr().String(), "-p", fmt.Sprint(s.at.Port())); err == nil {
 			return nil
 		}
 		select {
@@ -91,15 +90,13 @@ func (s *server) awaitReady(ctx context.Context) error {
 	}
 }
 
-// kill ends the server at once. Its other processes notice and end, too.
-func (s *server) kill() { s.Kill() }
-
-func (s *server) close() error {
+// Close ends the server, and removes its data.
+func (s *PostgreSQL) Close() error {
 	if s.Process != nil {
 		_ = s.Signal(unix.SIGQUIT)
 		if s.AwaitExit(10*time.Second) != nil {
 			s.Kill()
 		}
 	}
-	return lab.RemoveDir(s.dir)
+	return RemoveDir(s.Dir)
 }
