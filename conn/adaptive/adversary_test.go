@@ -114,7 +114,7 @@ func TestAdversary_CheapAnswers(t *testing.T) {
 	c = newCrowd(t, 300, 0.0005)
 	c.run(10)
 	c.took = about(0.02)
-	c.wantHigh(t, "after many cheap answers", 300)
+	c.wantHigh(t, "after many cheap answers", 1300)
 }
 
 // Connections that ask nothing do not stop the limit, as many as they are.

@@ -85,13 +85,13 @@ type ceiling struct {
 	end      leaky.Time
 	length   float64    // seconds of the last one
 	before   float64    // the limit before the first cut
-	ratio    float64    // of failures at the last cut
+	ratio    float64    // of failures at the first cut
 	futileTo leaky.Time // up to then failures are known to have another cause than the limit
 }
 
-// checkFailures reports whether it has moved the limit, because a tenth and more of the connections fail. When most fail
-// the server is down, which is the business of a circuit breaker. A cut that does not help is taken back: then they fail
-// for another reason.
+// checkFailures reports whether it has moved the limit, because a tenth and more of the connections fail. When nothing is
+// answered the server is down, which is the business of a circuit breaker. When about half does not help, the limit goes
+// back: they fail for another reason.
 func (c *Controller) checkFailures(now leaky.Time) bool {
 	l := &c.ceiling
 	if c.settling || now < l.futileTo {
@@ -100,21 +100,21 @@ func (c *Controller) checkFailures(now leaky.Time) bool {
 	d := c.since(c.began)
 	ratio := d.failures / max(d.failures+d.answers, 1)
 	again := now < l.end
-	if d.failures < 5 || again && d.failures < 20 || ratio < 0.1 || d.failures > d.answers {
+	if d.failures < 5 || again && d.failures < 20 || ratio < 0.1 || d.answers == 0 {
 		return false
 	}
 	switch {
-	case again && ratio > 0.7*l.ratio:
+	case again && float64(c.limit) <= max(c.min, 0.55*l.before) && ratio > 0.7*l.ratio:
 		l.end, l.futileTo = now, now+ticks(10*l.length)
 		c.cut(l.before, Futile, now)
 		return true
 	case again:
 	case l.length == 0 || now > l.end+120*leaky.Second:
-		l.length, l.before = 30, c.right
+		l.length, l.before, l.ratio = 30, c.right, ratio
 	default:
-		l.length, l.before = min(2*l.length, 600), c.right
+		l.length, l.before, l.ratio = min(2*l.length, 600), c.right, ratio
 	}
-	l.limit, l.end, l.ratio = max(c.min, 0.8*float64(c.limit)), now+ticks(l.length), ratio
+	l.limit, l.end = max(c.min, 0.8*float64(c.limit)), now+ticks(l.length)
 	c.cut(l.limit, Failures, now)
 	return true
 }
@@ -175,10 +175,10 @@ func (c *Controller) checkSilence(now leaky.Time) bool {
 	return true
 }
 
-// least is the least of the values of the last two to four minutes.
+// least is the least of the values of the last ten to twenty minutes.
 type least struct {
-	value, before float64    // of these two minutes, and of those before; 0 without any
-	end           leaky.Time // of these two minutes
+	value, before float64    // of these ten minutes, and of those before; 0 without any
+	end           leaky.Time // of these ten minutes
 }
 
 func (l *least) add(x float64, now leaky.Time) {
@@ -198,7 +198,7 @@ func (l *least) get(now leaky.Time) (x float64, known bool) {
 }
 
 func (l *least) turn(now leaky.Time) {
-	const length = 120 * leaky.Second
+	const length = 600 * leaky.Second
 	switch {
 	case now < l.end:
 	case now < l.end+length:
