@@ -64,6 +64,14 @@ type Limit struct {
 	Adapt          Adaptation
 	MinConnections int // with AdaptOn, 1 to MaxConnections
 
+	// SlotFor is what takes a slot. Else than with PerConnection, MaxConnections is how many connections may be in a turn at once.
+	// Proxy plane, TCP, no NewConnections, not shared.
+	SlotFor SlotFor
+
+	// TurnGap is for how long a connection keeps the slot of a turn after bytes have last moved: then it is over, if an
+	// answer has begun. Not with PerConnection; 0 to MaxTurnGap.
+	TurnGap time.Duration
+
 	// YieldAfter is for how long a TCP connection must have been idle to end when another source waits for its slot,
 	// and its own holds more. Proxy plane only; 0 is never.
 	YieldAfter time.Duration
@@ -90,6 +98,9 @@ func (l *Limit) InPacketPlane() bool { return len(l.Match.Attach) > 0 }
 
 // CountsConnections reports whether l caps or paces connections.
 func (l *Limit) CountsConnections() bool { return l.MaxConnections > 0 || l.NewConnections.N > 0 }
+
+// CapsConnections reports whether l caps connections in flight, those of an observing limit included.
+func (l *Limit) CapsConnections() bool { return l.MaxConnections > 0 && !l.SlotFor.InTurns() }
 
 // HasPool reports whether hosts share l's maximum of connections in flight and lend each other slots of it. At
 // attachments each has a fixed part.

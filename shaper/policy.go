@@ -72,6 +72,7 @@ type Policy struct {
 	withDestination  Set // limits that match destinations
 	blocks           Set // limits that refuse all
 	shared           Set // limits that hosts share
+	perTurn          Set // limits whose slots are for turns
 	always           Set // limits that are enforced in every mode
 	calendars        Set // limits whose bucket is a calendar
 	chargedOnArrival Set // limits that charge on arrival, see ChargedOnArrival
@@ -121,6 +122,9 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		}
 		if l.Shared {
 			p.shared |= bit
+		}
+		if l.SlotFor.InTurns() {
+			p.perTurn |= bit
 		}
 		if l.Always {
 			p.always |= bit
@@ -290,6 +294,9 @@ func (p *Policy) Blocks() Set { return p.blocks }
 
 // Shared returns the limits that hosts share.
 func (p *Policy) Shared() Set { return p.shared }
+
+// PerTurn returns the limits whose slots are for turns.
+func (p *Policy) PerTurn() Set { return p.perTurn }
 
 // Always returns the limits that block in every mode.
 func (p *Policy) Always() Set { return p.always }

@@ -96,6 +96,11 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.Adapt == AdaptOn && (l.MinConnections < 1 || l.MinConnections > l.MaxConnections) {
 			bad("min_connections", "%d: must be from 1 to max_connections, %d", l.MinConnections, l.MaxConnections)
 		}
+		if l.SlotFor.InTurns() {
+			l.validateSlotFor(listeners, bad)
+		} else if l.TurnGap != 0 {
+			bad("turn_gap", "needs slot_for = \"turn\"")
+		}
 		if l.QueueTarget < 0 || l.QueueTarget > l.QueueTimeout {
 			bad("queue_target", "%v: must be from 0 to queue_timeout, %v", l.QueueTarget, l.QueueTimeout)
 		}
@@ -127,6 +132,7 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 			{"refuse_with", uint8(l.RefuseWith), l.RefuseWith > RefuseReject},
 			{"scheduling", uint8(l.Scheduling), l.Scheduling > ScheduleFIFO},
 			{"adapt", uint8(l.Adapt), l.Adapt > AdaptOn},
+			{"slot_for", uint8(l.SlotFor), l.SlotFor > PerTransaction},
 			{"key", uint8(l.Key), l.Key>>len(fieldNames) != 0},
 		} {
 			if e.invalid {
@@ -199,7 +205,6 @@ func (l *Limit) validateInProxyPlane(listeners []Listener, bad func(key, format 
 
 // validateAdapt reports what keeps the maximum in flight of l from being adaptive.
 func (l *Limit) validateAdapt(listeners []Listener, bad func(key, format string, args ...any)) {
-	udp := slices.IndexFunc(listeners, func(n Listener) bool { return n.Accepts(UDP) && l.Match.matchesListener(n.Name) })
 	switch {
 	case l.MaxConnections == 0:
 		bad("adapt", "needs max_connections, the most that there may be in flight")
@@ -207,8 +212,8 @@ func (l *Limit) validateAdapt(listeners []Listener, bad func(key, format string,
 		bad("adapt", "unsupported at attachments, which do not see what the downstream answers")
 	case l.Match.Protocol == UDP:
 		bad("adapt", "unsupported for UDP, whose flows have no end")
-	case l.Match.Protocol != TCP && udp >= 0:
-		bad("adapt", "unsupported for UDP, which listener %q proxies: match protocol \"tcp\"", listeners[udp].Name)
+	case l.udpListener(listeners) != nil:
+		bad("adapt", "unsupported for UDP, which listener %q proxies: match protocol \"tcp\"", l.udpListener(listeners).Name)
 	case l.Key != 0:
 		bad("adapt", "unsupported with a key: what a downstream bears is one number; add a limit with a key beside this one")
 	case l.Shared:
@@ -216,6 +221,17 @@ func (l *Limit) validateAdapt(listeners []Listener, bad func(key, format string,
 	case l.MaxQueue == 0 || l.QueueTimeout == 0:
 		bad("adapt", "needs max_queue and queue_timeout: what a downstream bears is seen while connections wait")
 	}
+}
+
+// udpListener returns a listener whose UDP flows l matches, or nil.
+func (l *Limit) udpListener(listeners []Listener) *Listener {
+	if l.Match.Protocol != AnyProtocol {
+		return nil // UDP alone is refused elsewhere
+	}
+	if i := slices.IndexFunc(listeners, func(n Listener) bool { return n.Accepts(UDP) && l.Match.matchesListener(n.Name) }); i >= 0 {
+		return &listeners[i]
+	}
+	return nil
 }
 
 // validateInPacketPlane reports values that are invalid for attachments. It

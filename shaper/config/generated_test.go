@@ -271,6 +271,7 @@ func TestDefaults(t *testing.T) {
 			limited + "key = [\"source\"]\nrate = \"1MB/s\"\n@\n",
 			limited + "match.attach = [\"up\"]\nrate = \"1MB/s\"\n@\n",
 			limited + "match.protocol = \"tcp\"\nmax_connections = 5\nadapt = \"on\"\n@\n",
+			limited + "match.protocol = \"tcp\"\nmax_connections = 5\nslot_for = \"turn\"\n@\n",
 		},
 	}
 	var check func(table string, k keys)

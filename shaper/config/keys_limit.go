@@ -149,6 +149,28 @@ var limitKeys = keys{
 		doc: "Least maximum in flight that `adapt` may choose.",
 	},
 	{
+		name: "slot_for", typ: enumType(shaper.PerConnection, shaper.PerTurn, shaper.PerTransaction), def: `"connection"`, needs: []condition{capping, atListeners("unsupported at attachments, where nothing waits for a slot")}, overridable: true,
+		field:    fieldOf(func(l *shaper.Limit) *shaper.SlotFor { return &l.SlotFor }),
+		omitZero: true,
+		doc: "What takes one of the `max_connections` slots. With `\"turn\"` a TCP connection holds one from a question of its client " +
+			"until `turn_gap` after the answer, and what it asks without one waits: for pools, whose connections stay open. " +
+			"`\"transaction\"` is the same, but keeps the slot until the end of a transaction of PostgreSQL, and no longer; it cannot see " +
+			"that within TLS. Without `new_connections`, not `shared`.",
+	},
+	{
+		name: "turn_gap", typ: durationType(0, shaper.MaxTurnGap), def: `"1ms"`, needs: []condition{takingTurns}, overridable: true,
+		field: fieldOf(func(l *shaper.Limit) *time.Duration { return &l.TurnGap }),
+		preset: on(func(l *shaper.Limit) any {
+			if l.SlotFor.InTurns() {
+				return time.Millisecond
+			}
+			return time.Duration(0)
+		}),
+		doc: "A turn is over when an answer has begun and nothing has moved for that long. Choose more than what a client needs from an " +
+			"answer to the next question where several belong together and lock something. While others wait a connection keeps " +
+			"its slot for 10 times that, at most.",
+	},
+	{
 		name: "yield_after", typ: durationType(0, 240*time.Hour), def: `"0s"`, needs: []condition{capping, atListeners("unsupported at attachments, where no connection waits for a slot")}, overridable: true,
 		field:    fieldOf(func(l *shaper.Limit) *time.Duration { return &l.YieldAfter }),
 		omitZero: true,
@@ -330,6 +352,8 @@ var (
 
 	capping  = needs("`max_connections`", "", func(l *shaper.Limit, has isSet) bool { return has("max_connections") })
 	adapting = needs("`adapt = \"on\"`", "", func(l *shaper.Limit, _ isSet) bool { return l.Adapt == shaper.AdaptOn })
+
+	takingTurns = needs("`slot_for = \"turn\"` or `\"transaction\"`", "", func(l *shaper.Limit, _ isSet) bool { return l.SlotFor.InTurns() })
 
 	bySource = needs("`\"source\"` in `key`", "", func(l *shaper.Limit, _ isSet) bool {
 		return l.Key&shaper.KeySource != 0

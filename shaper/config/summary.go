@@ -39,7 +39,11 @@ func (c *Config) Summary(l *shaper.Limit) string {
 		if l.Adapt == shaper.AdaptOn {
 			least = fmt.Sprintf("%d to ", l.MinConnections)
 		}
-		parts = append(parts, fmt.Sprintf("%s%d connections", least, l.MaxConnections))
+		unit := "connections"
+		if l.SlotFor.InTurns() {
+			unit = l.SlotFor.String() + "s at once"
+		}
+		parts = append(parts, fmt.Sprintf("%s%d %s", least, l.MaxConnections, unit))
 	}
 	if l.NewConnections.N != 0 {
 		parts = append(parts, FormatFrequency(l.NewConnections)+" new connections")
