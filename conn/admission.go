@@ -102,11 +102,13 @@ func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
 	w.policy = a.policy
 	w.flow.Origin = w.policy.ListenerIndex(w.listen)
 	w.route = w.policy.Route(&w.flow)
-	if l := a.checkBlocks(&w.flow, w.route, now); l != nil {
-		a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.Blocked, retryAfter: l.QueueTimeout}})
-		return
+	if !w.inTurns {
+		if l := a.checkBlocks(&w.flow, w.route, now); l != nil {
+			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.Blocked, retryAfter: l.QueueTimeout}})
+			return
+		}
 	}
-	list := a.gatesFor(&w.flow, w.route)
+	list := a.gatesFor(&w.flow, w.route, w.inTurns)
 	if pool := w.owner.pool(); pool != nil {
 		list = append(list, pool)
 	}
@@ -144,7 +146,7 @@ func (a *admission) tryAcquire(f *shaper.Flow, listen string, now leaky.Time) (s
 	if l := a.checkBlocks(f, r, now); l != nil {
 		return slots{}, l
 	}
-	list := a.gatesFor(f, r)
+	list := a.gatesFor(f, r, false)
 	if i, why := findShutOnArrival(list, false, now); why != shaper.None {
 		gt := list[i]
 		a.countRefusal(gt, why, f.Source, now)
@@ -166,7 +168,7 @@ func (a *admission) precheck(f *shaper.Flow, listen string, now leaky.Time, make
 	if l := a.checkBlocks(f, r, now); l != nil {
 		return l, false
 	}
-	list := a.gatesFor(f, r)
+	list := a.gatesFor(f, r, false)
 	defer a.dropUnused(list, now)
 	for _, gt := range list {
 		why := gt.exhausted(now)

@@ -265,7 +265,7 @@ func TestReadmissionIsNotCharged(t *testing.T) {
 	if !v.granted {
 		t.Error("not admitted when the slot is free: it waits for a rate that it was charged to")
 	}
-	passed := &r.admission.policy.State(r.admission.policy.IndexOf(r.admission.gatesFor(&v.flow, v.route)[0].state)).Connections
+	passed := &r.admission.policy.State(r.admission.policy.IndexOf(r.admission.gatesFor(&v.flow, v.route, false)[0].state)).Connections
 	if n := passed[shaper.Pass][shaper.None].Load() + passed[shaper.Delay][shaper.ByConnections].Load() + passed[shaper.Delay][shaper.ByNewConnections].Load(); n != 2 {
 		t.Errorf("2 connections are counted as %d", n)
 	}

@@ -26,6 +26,7 @@ type direction struct {
 	pipe      *sock.Pipe // bytes spliced but not accepted by dst; nil when empty
 	bulk      bool       // src had more than the last read took
 	deferred  bool       // resume will be called
+	blocked   bool       // what src has sent waits for the slots of a turn
 	started   bool       // payload of src has moved
 	srcEOF    bool       // src has sent its FIN
 	dstShut   bool       // dst was shut down
@@ -109,7 +110,7 @@ func (d *direction) advance(now leaky.Time) {
 }
 
 func (d *direction) canMove() bool {
-	return !d.dstShut && d.session.stage == stageRelaying && d.dst.writable && (d.src.readable || d.holds() || d.srcEOF)
+	return !d.dstShut && !d.blocked && d.session.stage == stageRelaying && d.dst.writable && (d.src.readable || d.holds() || d.srcEOF)
 }
 
 func (d *direction) deferMove() {

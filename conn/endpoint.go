@@ -75,7 +75,7 @@ func (e *endpoint) disarmRead() {
 	if e == d.dst {
 		d = &e.session.down
 	}
-	if e.readable && d.unit.queued && !e.readDisarmed {
+	if e.readable && (d.unit.queued || d.blocked) && !e.readDisarmed {
 		e.readDisarmed = true
 		e.session.proxy.loop.setEvents(e.fd, endpointEvents&^(unix.EPOLLIN|unix.EPOLLPRI))
 	}

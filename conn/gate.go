@@ -39,10 +39,11 @@ type gate struct {
 	relief   pacer.Event // scheduled while connections wait that could replace idle flows
 }
 
-// gatesFor returns the gates of f, most specific first. Missing ones are created.
-func (a *admission) gatesFor(f *shaper.Flow, r shaper.Route) (list []*gate) {
+// gatesFor returns the gates that f passes, at limits whose slots are for turns or at the others, most specific first.
+// Missing ones are created.
+func (a *admission) gatesFor(f *shaper.Flow, r shaper.Route, inTurns bool) (list []*gate) {
 	for i := range r.Limits().All {
-		if l := a.policy.Limit(i); l.MaxConnections != 0 || l.NewConnections.N != 0 {
+		if l := a.policy.Limit(i); l.CountsConnections() && l.SlotFor.InTurns() == inTurns {
 			if l.Shared {
 				a.sharing.follow(a.clock())
 			}

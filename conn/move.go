@@ -50,7 +50,7 @@ func (d *direction) move(limit int) int {
 	switch {
 	case d.pipe != nil:
 		n = d.drainPipe(limit)
-	case d.bulk && !d.keeps() && limit >= spliceMin && d.pieceSize == 0 && !d.src.mustPoll && len(d.unwritten) == 0 && !d.srcEOF && d.fillPipe(limit):
+	case d.bulk && !d.keeps() && !d.looks() && limit >= spliceMin && d.pieceSize == 0 && !d.src.mustPoll && len(d.unwritten) == 0 && !d.srcEOF && d.fillPipe(limit):
 		if d.pipe != nil {
 			n = d.drainPipe(limit)
 		}
@@ -66,15 +66,21 @@ func (d *direction) move(limit int) int {
 			state.FromDownstream.Add(uint64(n))
 			s.resend.stop()
 			if asked := s.turns.question; s.turns.answered(state) {
-				s.answered(s.turns.took, now)
+				s.countAnswer(s.turns.took, now)
 				if asked {
 					s.attemptSucceeded(now)
 				}
+			}
+			if s.turn != nil {
+				s.turn.received(now)
 			}
 		} else {
 			state.ToDownstream.Add(uint64(n))
 			if d.started && !s.server.readable && !s.down.holds() {
 				s.turns.asked(now)
+			}
+			if s.turn != nil {
+				s.turn.sent(now)
 			}
 		}
 		s.activity.moved += uint64(n)
@@ -91,6 +97,11 @@ func (d *direction) move(limit int) int {
 
 // keeps reports whether what d sends may have to be sent again.
 func (d *direction) keeps() bool { return d == &d.session.up && d.session.resend.kept }
+
+// looks reports whether what d sends is looked at.
+func (d *direction) looks() bool {
+	return d == &d.session.down && d.session.turn != nil && d.session.turn.looks
+}
 
 // holds reports whether d has read what it has not sent.
 func (d *direction) holds() bool { return len(d.unwritten) > 0 || d.pipe != nil }
@@ -149,6 +160,9 @@ func (d *direction) copy(limit int) int {
 	}
 	if d.keeps() {
 		d.session.resend.keep(b[:n])
+	}
+	if d.looks() {
+		d.session.turn.ready.see(b[:n])
 	}
 	if len(d.unwritten) > 0 {
 		d.unwritten = d.unwritten[n:]

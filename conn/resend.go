@@ -65,6 +65,9 @@ func (s *session) tryAgain(how shaper.Failure, now leaky.Time) bool {
 	r.tries++
 	s.sampleStatsAtEnd(now)
 	s.stopRelaying(now)
+	if s.turn != nil {
+		s.turn.leave(now)
+	}
 	s.dropUnsent()
 	s.stage, s.activity, s.tcpStats = stageDialing, activity{}, tcpStats{}
 	l.pacer.Cancel(&s.timer)

@@ -40,6 +40,7 @@ type session struct {
 	activity       activity
 	resend         resend
 	turns          turns
+	turn           *turnSlot // nil unless a limit that counts turns applies
 	tcpStats       tcpStats
 }
 
@@ -72,6 +73,7 @@ func (s *session) relay(header []byte, now leaky.Time) {
 		s.down.pacingRate, s.down.lowat = pacing, lowat
 	}
 	s.updateSlots(now)
+	s.up.blocked = s.turn != nil && (s.up.headerLen == 0 || uint64(len(s.up.unwritten)) > s.up.headerLen)
 	s.reroute(s.proxy.shaper.Policy(), now)
 	s.armTimeouts(now)
 	s.advance(now)
@@ -79,6 +81,9 @@ func (s *session) relay(header []byte, now leaky.Time) {
 
 // advance moves what can be moved in both directions.
 func (s *session) advance(now leaky.Time) {
+	if s.turn != nil {
+		s.turn.ask(now)
+	}
 	s.up.advance(now)
 	s.down.advance(now)
 	s.finish(now)
@@ -183,18 +188,7 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 	s.counts.Ended[how].Add(1)
 	s.logAccess(how, now)
 	l.pacer.Cancel(&s.timer)
-	if s.stage == stageRelaying || s.stage == stageResetting {
-		s.sampleStatsAtEnd(now)
-		if how == shaper.ResetByServer {
-			s.downstream.state.Resets.Add(1)
-			s.downstreamReset(now)
-		}
-		s.judge(how == shaper.Closed, now)
-		s.countEnd(how, now)
-	}
-	if s.stage == stageRelaying {
-		s.stopRelaying(now)
-	}
+	s.endRelaying(how, now)
 	s.stage = stageEnded
 	s.endTrial(now)
 	s.releaseDownstream(now)
@@ -209,15 +203,48 @@ func (s *session) close(how shaper.Ending, now leaky.Time) {
 	s.proxy.openConns.Add(-1)
 }
 
+// endRelaying ends the part of s that has reached a downstream.
+func (s *session) endRelaying(how shaper.Ending, now leaky.Time) {
+	if s.stage == stageRelaying || s.stage == stageResetting {
+		s.sampleStatsAtEnd(now)
+		if how == shaper.ResetByServer {
+			s.downstream.state.Resets.Add(1)
+			s.downstreamReset(now)
+		}
+		s.judge(how == shaper.Closed, now)
+		s.countEnd(how, now)
+	}
+	if s.stage == stageRelaying {
+		s.stopRelaying(now)
+	}
+	if s.turn != nil {
+		s.turn.leave(now)
+	}
+}
+
 // countEnd tells adaptive limits how s, which has reached a downstream, has ended.
 func (s *session) countEnd(how shaper.Ending, now leaky.Time) {
 	switch unanswered := s.turns.askedAt != 0; {
 	case how == shaper.ResetByServer && unanswered: // some servers reset after each answer
 		s.failed(now)
+		if s.turn != nil {
+			s.turn.failed(now)
+		}
 	case how == shaper.ResetByClient && unanswered:
 		s.left(now)
+		if s.turn != nil {
+			s.turn.left(now)
+		}
 	case how == shaper.Closed && s.turns.firstByte == 0 && s.up.started: // what was asked has no answer
-		s.answered(now.Sub(s.dialedAt), now)
+		s.countAnswer(now.Sub(s.dialedAt), now)
+	}
+}
+
+// countAnswer tells adaptive limits that the downstream has answered after so long.
+func (s *session) countAnswer(took, now leaky.Time) {
+	s.answered(took, now)
+	if s.turn != nil {
+		s.turn.answered(took, now)
 	}
 }
 
@@ -277,6 +304,7 @@ func (s *session) updateSlots(now leaky.Time) {
 		s.waiter.flow.Origin = s.admission.policy.ListenerIndex(s.name)
 		s.route = s.admission.policy.Route(&s.flow)
 		s.slots.update(&s.flow, s.route, s.removed, now)
+		s.updateTurn(now)
 	}
 }
 

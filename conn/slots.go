@@ -13,6 +13,7 @@ import (
 type slots struct {
 	admission *admission
 	policy    *shaper.Policy // under which they were taken
+	inTurns   bool           // at limits whose slots are for turns
 	held      []*gate
 }
 
@@ -70,7 +71,7 @@ func (s *slots) retake(f *shaper.Flow, r shaper.Route, now leaky.Time) {
 		return
 	}
 	old := slots{admission: a, held: s.held}
-	s.policy, s.held = a.policy, a.gatesFor(f, r)
+	s.policy, s.held = a.policy, a.gatesFor(f, r, s.inTurns)
 	for _, gt := range s.held {
 		gt.count(1, now)
 		a.sharing.lending.use(gt, now)

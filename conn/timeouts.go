@@ -32,7 +32,7 @@ func (s *session) armTimeouts(now leaky.Time) {
 	if c.FirstByteTimeout == 0 && c.TCPIdleTimeout == 0 && c.HalfCloseTimeout == 0 && c.MaxLifetime == 0 && c.MinThroughput == 0 {
 		return
 	}
-	if s.up.unit.queued || s.down.unit.queued {
+	if s.up.unit.queued || s.down.unit.queued || s.turn != nil && s.turn.asking {
 		p.lastActive, p.throttled = now, true
 	}
 	next := leaky.Never

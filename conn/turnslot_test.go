@@ -1,0 +1,347 @@
+package conn
+
+import (
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// turnServer answers each byte after a time, and counts how many it has to answer at once.
+type turnServer struct {
+	addr         string
+	inside, most atomic.Int64
+}
+
+func newTurnServer(t *testing.T, takes func() time.Duration) *turnServer {
+	sv := &turnServer{}
+	sv.addr = server(t, func(c *net.TCPConn) {
+		for b := make([]byte, 1); ; {
+			if _, err := c.Read(b); err != nil {
+				return
+			}
+			n := sv.inside.Add(1)
+			for m := sv.most.Load(); n > m && !sv.most.CompareAndSwap(m, n); m = sv.most.Load() {
+			}
+			time.Sleep(takes())
+			sv.inside.Add(-1)
+			c.Write(b)
+		}
+	})
+	return sv
+}
+
+// turnLimit lets most connections be in a turn.
+func turnLimit(most int, gap time.Duration) shaper.Limit {
+	return shaper.Limit{
+		Name: "turns", Match: shaper.Match{Protocol: shaper.TCP}, MaxConnections: most, SlotFor: shaper.PerTurn, TurnGap: gap,
+		QueueTimeout: time.Minute, MaxQueue: 1000,
+	}
+}
+
+// inTurn returns how many hold slots of the first limit.
+func (r *proxyRig) inTurn() int64 { return r.shaper.Policy().State(0).InFlight.Load() }
+
+// freed waits until none holds a slot of the first limit.
+func (r *proxyRig) freed() {
+	r.t.Helper()
+	testutil.WaitFor(r.t, "all slots to be free", func() bool { return r.inTurn() == 0 })
+}
+
+// Of many connections that stay open only so many have a question at the downstream, and each gets its answers.
+func TestTurnSlot(t *testing.T) {
+	t.Parallel()
+	sv := newTurnServer(t, func() time.Duration { return rand.N(4 * time.Millisecond) })
+	r := start(t, shaper.TCP, sv.addr, turnLimit(4, 2*time.Millisecond))
+	var wg sync.WaitGroup
+	for range 40 {
+		c := dial(t, r.addr())
+		wg.Go(func() {
+			for range 20 {
+				if !asks(c, testTimeout) {
+					t.Error("no answer")
+					return
+				}
+				time.Sleep(rand.N(10 * time.Millisecond))
+			}
+		})
+	}
+	wg.Wait()
+	if n := sv.most.Load(); n != 4 {
+		t.Errorf("%d questions at once, want 4", n)
+	}
+	r.freed()
+	if n := r.shaper.Policy().State(0).Connections[shaper.Delay][shaper.ByConnections].Load(); n == 0 {
+		t.Error("no turn has waited")
+	}
+}
+
+// A conversation is not interrupted by those that wait.
+func TestTurnSlot_Conversation(t *testing.T) {
+	t.Parallel()
+	const gap = 2 * time.Second
+	r := start(t, shaper.TCP, slowAnswers(t), turnLimit(1, gap))
+	a, b := dial(t, r.addr()), dial(t, r.addr())
+	asks(a, testTimeout)
+	b.Write([]byte("q"))
+	for range 3 {
+		time.Sleep(gap / 100)
+		if !asks(a, testTimeout) {
+			t.Fatal("no answer")
+		}
+	}
+	last := time.Now()
+	if b.SetReadDeadline(last.Add(gap / 10)); readByte(b) {
+		t.Fatal("another conversation has begun in the middle of one")
+	}
+	if b.SetReadDeadline(time.Now().Add(testTimeout)); !readByte(b) {
+		t.Fatal("another conversation does not begin")
+	}
+	if d := time.Since(last); d < gap*9/10 {
+		t.Errorf("the slot was free %v after the last answer", d)
+	}
+}
+
+// A transaction of PostgreSQL keeps its slot however long it pauses, and no longer. Before the server has spoken the protocol
+// turn_gap decides.
+func TestTurnSlot_Transaction(t *testing.T) {
+	t.Parallel()
+	r := start(t, shaper.TCP, server(t, func(c *net.TCPConn) {
+		for b := make([]byte, 1); ; {
+			if _, err := c.Read(b); err != nil {
+				return
+			}
+			if b[0] == '?' {
+				c.Write([]byte("S"))
+				continue
+			}
+			for _, x := range []byte("C\x00\x00\x00\x08yesZ\x00\x00\x00\x05" + string(b)) { // in pieces
+				c.Write([]byte{x})
+			}
+		}
+	}))
+	limit := turnLimit(1, 10*time.Second)
+	limit.SlotFor = shaper.PerTransaction
+	r.apply(limit)
+	say := func(c *net.TCPConn, b byte) bool {
+		c.Write([]byte{b})
+		_, err := io.ReadFull(c, make([]byte, 14))
+		return err == nil
+	}
+	a, b := dial(t, r.addr()), dial(t, r.addr())
+	begun := time.Now()
+	say(a, 'I')
+	if !say(b, 'I') || !say(a, 'T') {
+		t.Fatal("no answer")
+	}
+	if d := time.Since(begun); d > 5*time.Second {
+		t.Errorf("slots were kept after the end of transactions: %v", d)
+	}
+	limit.TurnGap = time.Millisecond
+	r.apply(limit)
+	b.Write([]byte("I"))
+	for range 3 {
+		if b.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); readByte(b) {
+			t.Fatal("another connection has got a slot during a transaction")
+		}
+		say(a, 'E')
+	}
+	say(a, 'I')
+	b.SetReadDeadline(time.Now().Add(testTimeout))
+	if _, err := io.ReadFull(b, make([]byte, 14)); err != nil {
+		t.Fatal("the slot is not free after a transaction")
+	}
+
+	c := dial(t, r.addr())
+	for range 3 {
+		if c.Write([]byte("?")); !readByte(c) {
+			t.Fatal("no answer")
+		}
+		if !say(b, 'I') {
+			t.Fatal("an answer that is not of PostgreSQL keeps the slot")
+		}
+	}
+	r.freed()
+}
+
+// Of two clients that ask without a pause both are answered.
+func TestTurnSlot_Endless(t *testing.T) {
+	t.Parallel()
+	const gap = 10 * time.Millisecond
+	r := start(t, shaper.TCP, slowAnswers(t), turnLimit(1, gap))
+	var wg sync.WaitGroup
+	var answers [2]int
+	for i := range answers {
+		c := dial(t, r.addr())
+		wg.Go(func() {
+			for end := time.Now().Add(30 * turnsKept * gap); time.Now().Before(end) && asks(c, testTimeout); {
+				answers[i]++
+			}
+		})
+	}
+	wg.Wait()
+	if min(answers[0], answers[1]) < max(answers[0], answers[1])/4 {
+		t.Errorf("%d answers", answers)
+	}
+	r.freed()
+}
+
+func readByte(c net.Conn) bool {
+	_, err := io.ReadFull(c, make([]byte, 1))
+	return err == nil
+}
+
+// What a downstream says first, the header for it and a FIN wait for no slot.
+func TestTurnSlot_WithoutQuestion(t *testing.T) {
+	t.Parallel()
+	ended := make(chan []byte, 2)
+	r := start(t, shaper.TCP, server(t, func(c *net.TCPConn) {
+		c.Write([]byte("hello"))
+		b, _ := io.ReadAll(c)
+		ended <- b
+	}))
+	r.listen.SendProxy = 1
+	r.apply(turnLimit(1, time.Millisecond))
+	holder := dial(t, r.addr())
+	io.ReadFull(holder, make([]byte, 5))
+	holder.Write([]byte("q")) // which is never answered
+	testutil.WaitFor(t, "the slot to be taken", func() bool { return r.inTurn() == 1 })
+	c := dial(t, r.addr())
+	if b := make([]byte, 5); !(func() bool { _, err := io.ReadFull(c, b); return err == nil })() {
+		t.Fatal("no greeting")
+	}
+	c.CloseWrite()
+	if b := <-ended; !bytes.HasPrefix(b, []byte("PROXY TCP4 ")) || !bytes.HasSuffix(b, []byte("\r\n")) {
+		t.Errorf("the downstream got %q", b)
+	}
+	holder.Close()
+	<-ended
+	r.freed()
+	r.settle()
+}
+
+// A client that asks and closes its side is answered when it has its slot.
+func TestTurnSlot_HalfClosed(t *testing.T) {
+	t.Parallel()
+	sv := newTurnServer(t, func() time.Duration { return 100 * time.Millisecond })
+	r := start(t, shaper.TCP, sv.addr, turnLimit(1, time.Millisecond))
+	var all []*net.TCPConn
+	for range 4 {
+		c := dial(t, r.addr())
+		c.Write([]byte("q"))
+		c.CloseWrite()
+		all = append(all, c)
+	}
+	for _, c := range all {
+		if b, err := io.ReadAll(c); len(b) != 1 || err != nil {
+			t.Errorf("got %q, %v", b, err)
+		}
+	}
+	if sv.most.Load() != 1 {
+		t.Errorf("%d at once", sv.most.Load())
+	}
+	r.settle()
+	r.freed()
+}
+
+// Who waits too long is refused with the reply of the limit, and who leaves meanwhile leaves nothing behind.
+func TestTurnSlot_Refused(t *testing.T) {
+	t.Parallel()
+	r := start(t, shaper.TCP, slowAnswers(t))
+	limit := turnLimit(1, time.Millisecond)
+	limit.QueueTimeout, limit.RefuseWith, limit.Reply = 200*time.Millisecond, shaper.RefuseReply, "busy\n"
+	r.apply(limit)
+	holder, late, leaves := dial(t, r.addr()), dial(t, r.addr()), dial(t, r.addr())
+	holder.Write([]byte("n"))
+	testutil.WaitFor(t, "the slot to be taken", func() bool { return r.inTurn() == 1 })
+	late.Write([]byte("question"))
+	leaves.Write([]byte("question"))
+	testutil.WaitFor(t, "both to wait", func() bool { return r.shaper.Policy().State(0).Waiting.Load() == 2 })
+	leaves.SetLinger(0)
+	leaves.Close()
+	if b, err := io.ReadAll(late); string(b) != "busy\n" || err != nil {
+		t.Errorf("refused with %q, %v", b, err)
+	}
+	if n := r.shaper.Policy().State(0).Connections[shaper.Refuse][shaper.WaitTimeout].Load(); n != 1 {
+		t.Errorf("%d refused", n)
+	}
+	holder.Close()
+	r.settle()
+	r.freed()
+}
+
+// Limits come and go while questions are asked and wait.
+func TestTurnSlot_Reload(t *testing.T) {
+	t.Parallel()
+	sv := newTurnServer(t, func() time.Duration { return rand.N(4 * time.Millisecond) })
+	r := start(t, shaper.TCP, sv.addr)
+	stop := make(chan bool)
+	var wg sync.WaitGroup
+	for range 30 {
+		c := dial(t, r.addr())
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if !asks(c, testTimeout) {
+					t.Error("no answer")
+					return
+				}
+			}
+		})
+	}
+	keyed, connections := turnLimit(3, time.Millisecond), turnLimit(100, 0)
+	keyed.Key = shaper.KeySource
+	connections.SlotFor = shaper.PerConnection
+	for i, limits := range [][]shaper.Limit{{turnLimit(2, time.Millisecond)}, {keyed}, {}, {turnLimit(1, 0)}, {connections}, {turnLimit(5, time.Millisecond)}} {
+		r.apply(limits...)
+		time.Sleep(200 * time.Millisecond)
+		sv.most.Store(0)
+		time.Sleep(100 * time.Millisecond)
+		if want := []int64{2, 3, 30, 1, 30, 5}[i]; sv.most.Load() > want {
+			t.Errorf("%d: %d at once, want %d", i, sv.most.Load(), want)
+		}
+	}
+	close(stop)
+	wg.Wait()
+	r.freed()
+	r.apply()
+	r.proxy.loop.call(func(leaky.Time) {
+		if n := len(r.proxy.admission.byKey); n > 0 {
+			t.Errorf("%d gates are left", n)
+		}
+	})
+}
+
+// A question that is sent to another downstream waits for a slot again.
+func TestTurnSlot_Resend(t *testing.T) {
+	t.Parallel()
+	var came atomic.Int32
+	r := start(t, shaper.TCP, server(t, func(c *net.TCPConn) {
+		b := make([]byte, 1)
+		if _, err := io.ReadFull(c, b); err == nil && came.Add(1) > 2 {
+			c.Write(b)
+			io.Copy(io.Discard, c)
+		}
+	}))
+	r.listen.RetryUnanswered, r.listen.SendProxy = true, 0
+	r.apply(turnLimit(1, time.Millisecond))
+	if c := dial(t, r.addr()); !asks(c, testTimeout) {
+		t.Error("no answer")
+	}
+	if came.Load() != 3 {
+		t.Errorf("asked %d times", came.Load())
+	}
+	r.freed()
+}
