@@ -327,7 +327,7 @@ func connectionCap(p *plan.Plan, listener string) (narrowest *shaper.Limit) {
 	for i := range p.Config.Limits {
 		limit := &p.Config.Limits[i]
 		m := &limit.Match
-		if limit.MaxConnections == 0 || limit.Observe || p.Config.Daemon.Observe || limit.InPacketPlane() ||
+		if !limit.CapsConnections() || limit.Observe || p.Config.Daemon.Observe || limit.InPacketPlane() ||
 			limit.Key&^shaper.KeyListen != 0 || len(m.Source)+len(m.ASN)+len(m.Port) > 0 || m.Protocol == shaper.UDP ||
 			len(m.Listen) > 0 && !slices.Contains(m.Listen, listener) {
 			continue

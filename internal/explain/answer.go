@@ -142,6 +142,15 @@ func (x *Explanation) findBottlenecks(p *shaper.Policy) {
 		least("Packets to the downstream", r.ToDownstream, packets)
 		least("Packets from the downstream", r.FromDownstream, packets)
 	}
-	least("Connections in flight", r.Limits(), func(l *shaper.Limit) float64 { return float64(l.MaxConnections) })
+	slots := func(inTurns bool) func(*shaper.Limit) float64 {
+		return func(l *shaper.Limit) float64 {
+			if l.SlotFor.InTurns() != inTurns {
+				return 0
+			}
+			return float64(l.MaxConnections)
+		}
+	}
+	least("Connections in flight", r.Limits(), slots(false))
+	least("Turns at once", r.Limits(), slots(true))
 	least("New connections", r.Limits(), func(l *shaper.Limit) float64 { return l.NewConnections.PerSecond() })
 }

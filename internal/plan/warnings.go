@@ -85,7 +85,7 @@ func (p *Plan) timeoutWarnings() (all []string) {
 		caps := ""
 		for _, limit := range p.Config.Limits {
 			m := &limit.Match
-			if limit.MaxConnections > 0 && !limit.InPacketPlane() && m.Protocol != shaper.UDP && (len(m.Listen) == 0 || slices.Contains(m.Listen, listen.Name)) {
+			if limit.CapsConnections() && !limit.InPacketPlane() && m.Protocol != shaper.UDP && (len(m.Listen) == 0 || slices.Contains(m.Listen, listen.Name)) {
 				caps = fmt.Sprintf("limit %q caps connections", limit.Name)
 				break
 			}
