@@ -215,7 +215,7 @@ func TestTurnSlot_WithoutQuestion(t *testing.T) {
 	holder.Write([]byte("q")) // which is never answered
 	testutil.WaitFor(t, "the slot to be taken", func() bool { return r.inTurn() == 1 })
 	c := dial(t, r.addr())
-	if b := make([]byte, 5); !(func() bool { _, err := io.ReadFull(c, b); return err == nil })() {
+	if b := make([]byte, 5); !func() bool { _, err := io.ReadFull(c, b); return err == nil }() {
 		t.Fatal("no greeting")
 	}
 	c.CloseWrite()

@@ -7,9 +7,9 @@ type SlotFor uint8
 
 // The values, with their names in configuration.
 const (
-	PerConnection SlotFor = iota // "connection": a connection holds it until it ends
-	PerTurn                      // "turn": a connection holds it from a question of its client until after the answer
-	PerTransaction               // "transaction": the same, and until the end of a transaction that PostgreSQL tells of
+	PerConnection  SlotFor = iota // "connection": a connection holds it until it ends
+	PerTurn                       // "turn": a connection holds it from a question of its client until after the answer
+	PerTransaction                // "transaction": the same, and until the end of a transaction that PostgreSQL tells of
 )
 
 func (f SlotFor) String() string { return enumName(f, "connection", "turn", "transaction") }
