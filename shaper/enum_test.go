@@ -17,7 +17,7 @@ func TestEnumNames(t *testing.T) {
 		{"Verdict", enumNames[Verdict](), []string{"pass", "delay", "refuse"}},
 		{"Reason", enumNames[Reason](), []string{
 			"none", "rate", "queue-full", "connections", "new-connections",
-			"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed",
+			"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed", "shed",
 		}},
 		{"Ending", enumNames[Ending](), []string{
 			"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",

@@ -88,6 +88,10 @@ type Limit struct {
 	// attachment, and while limits are bypassed.
 	Always bool
 
+	// Shed makes l refuse a part of the new connections and UDP flows that it matches, which depends on how short of
+	// something this host is. Like one that blocks, such a limit has no other settings. Proxy plane only.
+	Shed Shed
+
 	RefuseWith RefuseWith
 	Reply      string // text sent to a refused connection; may contain RetryAfter
 	Observe    bool   // compute and count verdicts without enforcing them

@@ -73,6 +73,7 @@ type Policy struct {
 	blocks           Set // limits that refuse all
 	shared           Set // limits that hosts share
 	perTurn          Set // limits whose slots are for turns
+	sheds            Set // limits that refuse while this host is short of something
 	always           Set // limits that are enforced in every mode
 	calendars        Set // limits whose bucket is a calendar
 	chargedOnArrival Set // limits that charge on arrival, see ChargedOnArrival
@@ -125,6 +126,9 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		}
 		if l.SlotFor.InTurns() {
 			p.perTurn |= bit
+		}
+		if l.Shed.Any() {
+			p.sheds |= bit
 		}
 		if l.Always {
 			p.always |= bit
@@ -294,6 +298,9 @@ func (p *Policy) Blocks() Set { return p.blocks }
 
 // Shared returns the limits that hosts share.
 func (p *Policy) Shared() Set { return p.shared }
+
+// Sheds returns the limits that refuse while this host is short of something.
+func (p *Policy) Sheds() Set { return p.sheds }
 
 // PerTurn returns the limits whose slots are for turns.
 func (p *Policy) PerTurn() Set { return p.perTurn }

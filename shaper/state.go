@@ -28,6 +28,7 @@ type LimitState struct {
 	Waiting  atomic.Int64 // connections that wait for admission
 
 	Adaptive atomic.Pointer[AdaptiveStatus] // nil unless the maximum in flight is adaptive
+	Shed     atomic.Pointer[ShedStatus]     // nil unless the limit sheds, or before it has begun to look
 
 	SlotWait   Histogram // waits of admitted connections for a slot
 	QueueDelay Histogram // delays of units in queues

@@ -56,13 +56,19 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.Block && (limited || l.Key != 0) {
 			bad("block", "cannot be combined with other limits or a key")
 		}
+		if l.Shed.Any() && (limited || l.Block || l.Shared || l.Key != 0) {
+			bad("shed", "cannot be combined with other limits, block or a key")
+		}
+		if l.Shed != (Shed{}) {
+			l.validateShed(limits, bad)
+		}
 		if l.Shared && (l.Block || l.Key&KeyConnection != 0) {
 			bad("shared", "cannot be combined with block, or a key of connections")
 		}
 		if l.Always && !l.Block {
 			bad("block", "must be set for a limit that is enforced in every mode")
 		}
-		if !limited && !l.Block {
+		if !limited && !l.Block && !l.Shed.Any() {
 			bad("rate", "missing: one of rate, packets, connections, new_connections is required")
 		}
 		if l.Rate != 0 && (l.Rate < MinRate || l.Rate > MaxRate) {

@@ -32,6 +32,7 @@ const (
 	MemoryFull                     // the memory for queued datagrams is exhausted
 	Blocked                        // the limit blocks
 	FlowClosed                     // the UDP flow ended while the datagram was queued
+	ShedLoad                       // this host, or what is behind another limit, is short of something
 	numReasons
 )
 
@@ -42,7 +43,7 @@ func (r Reason) String() string {
 	return enumName(
 		r,
 		"none", "rate", "queue-full", "connections", "new-connections",
-		"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed",
+		"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed", "shed",
 	)
 }
 

@@ -20,15 +20,15 @@ const (
 // checkEffect reports keys of a limit that have no effect, and bursts that take too long to
 // drain.
 func checkEffect(t table, limit *shaper.Limit) {
-	if limit.Block {
-		if !checkBlock(t, limit) {
+	if limit.Block || t.has("shed") {
+		if !checkRefusal(t, limit) {
 			return
 		}
 	} else if block := t.values["block"]; !paced.met(limit, t.has) && !counting.met(limit, t.has) && (block == nil || block == false) {
 		if len(t.unknownKeys()) > 0 { // possibly misspellings of these
 			return
 		}
-		t.add(t.at, "[[limit]] has no effect: set rate, packets, max_connections, new_connections or block = true")
+		t.add(t.at, "[[limit]] has no effect: set rate, packets, max_connections, new_connections, shed or block = true")
 		return
 	}
 	t.checkNeeds(limit)
@@ -56,14 +56,16 @@ func checkEffect(t table, limit *shaper.Limit) {
 	}
 }
 
-// checkBlock reports keys without effect next to block = true. It returns whether there are
-// none.
-func checkBlock(t table, limit *shaper.Limit) bool {
-	alone := true
+// checkRefusal reports keys without effect next to block = true or shed. It returns whether there are none.
+func checkRefusal(t table, limit *shaper.Limit) bool {
+	alone, kind, what := true, "shed", "shed, which refuses a part of what is matched"
+	if limit.Block {
+		kind, what = "block", "block = true, which refuses all that is matched"
+	}
 	for key := range t.values {
-		effective := slices.Contains([]string{"name", "match", "block", "refuse_with", "reply", "observe"}, key) || key == "key" && limit.Key == 0
+		effective := slices.Contains([]string{"name", "match", kind, "refuse_with", "reply", "observe"}, key) || key == "key" && limit.Key == 0
 		if !effective && slices.Contains(t.keys.names(), key) {
-			t.errorf(key, "has no effect with block = true, which refuses all that is matched")
+			t.errorf(key, "has no effect with %s", what)
 			alone = false
 		}
 	}
@@ -107,6 +109,7 @@ func (l *loader) check(root *node) {
 	for i, limit := range l.c.Limits {
 		l.checkKnown(l.references[i].listen, "listen", "listener", listeners)
 		l.checkKnown(l.references[i].attach, "attach", "attachment", attachments)
+		l.checkShed(l.limits[i], limit, limits)
 		l.checkMatch(l.limits[i], limit)
 	}
 	// After any mistake, matches may not be complete.
@@ -220,6 +223,20 @@ func (l *loader) checkKnown(matched []item[string], key, what string, names []st
 			msg += fmt.Sprintf("; did you mean %q?", near)
 		}
 		l.add(m.at, msg)
+	}
+}
+
+// checkShed reports a limit that shed names and that does not tell how full it is.
+func (l *loader) checkShed(t table, limit shaper.Limit, names []string) {
+	if limit.Shed.Limit == "" {
+		return
+	}
+	at := t.at.child("shed").child("limit")
+	l.checkKnown([]item[string]{{limit.Shed.Limit, at}}, "limit", "limit", names)
+	if i := slices.Index(names, limit.Shed.Limit); i >= 0 {
+		if other := &l.c.Limits[i]; other.MaxConnections == 0 || other.Key != 0 || other.InPacketPlane() {
+			l.add(at, fmt.Sprintf("limit: %s must have max_connections, no key, and be at listeners: else it is not known how full it is", quote(limit.Shed.Limit)))
+		}
 	}
 }
 

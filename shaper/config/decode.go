@@ -202,6 +202,12 @@ func (l *loader) limit(t table) {
 	t = l.withOverrides(t)
 	limit := l.newLimit
 	elems := t.decode(&limit)
+	switch shed := t.at.child("shed"); {
+	case !t.has("shed"):
+		limit.Shed = shaper.Shed{}
+	case !limit.Shed.Any():
+		t.add(shed, "shed: set cpu, memory, pressure, late, descriptors or limit")
+	}
 	if limit.Name == BlockedName || limit.Name == BlockedPacketsName {
 		t.errorf("name", "%s is reserved for \"shaperd block\"", quote(limit.Name))
 	}

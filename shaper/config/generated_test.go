@@ -264,6 +264,7 @@ func TestDefaults(t *testing.T) {
 		"downstream": {listen + "downstream = [\"a\", { address = \"b\"@ }]\n"},
 		"check":      {listen + "downstream = [\"a\"]\ncheck = { rise = 2@ }\n", listen + "downstream = [\"a\"]\ncheck = { fall = 3@ }\n"},
 		"eject":      {listen + "downstream = [\"a\", \"b\"]\neject = { after = 3@ }\n", listen + "downstream = [\"a\", \"b\"]\neject = { for = \"10s\"@ }\n"},
+		"shed":       {limited + "shed = { cpu = \"50%\"@ }\n", limited + "max_connections = 1\n[[limit]]\nname = \"m\"\nshed = { limit = \"l\"@ }\n"},
 		"breaker":    {onePort + "breaker = { probe = 1@ }\n", onePort + "breaker = { after = 5@ }\n"},
 		"attach":     {"[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n@\n[[limit]]\nname = \"l\"\nmatch.attach = [\"up\"]\nmax_connections = 1\n"},
 		"limit": {

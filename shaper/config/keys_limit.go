@@ -26,7 +26,7 @@ var limitKeys = keys{
 		field: keyField,
 		text: on(func(l *shaper.Limit) string {
 			switch {
-			case l.Block:
+			case l.Block, l.Shed.Any():
 				return ""
 			case l.Key == 0:
 				return "one bucket for all"
@@ -215,6 +215,14 @@ var limitKeys = keys{
 			"effect next to it.",
 	},
 	{
+		name: "shed", typ: tableType(shedKeys), defText: "none", needs: []condition{atListeners("unsupported at attachments, which refuse packets by their rate")},
+		shown: when(func(l *shaper.Limit) bool { return l.Shed.Any() }), after: "block",
+		text: on(func(l *shaper.Limit) string { return shedText(&l.Shed) }),
+		doc: "Refuse a part of the new connections and UDP flows that match, while this host or the downstream behind another " +
+			"limit is short of something: a tenth more each second, and half as many each second once there is a tenth less of it " +
+			"in use again. What no such limit matches is never shed. Only `name`, `match`, `refuse_with`, `reply` and `observe` have an effect next to it.",
+	},
+	{
 		name: "refuse_with", typ: enumType(shaper.RefuseReset, shaper.RefuseClose, shaper.RefuseDrop, shaper.RefuseReply, shaper.RefuseReject), defText: "`\"reset\"`; `\"drop\"` at listeners where `match.protocol` is `\"udp\"`", needs: []condition{refusing}, perHost: true,
 		field: fieldOf(func(l *shaper.Limit) *shaper.RefuseWith { return &l.RefuseWith }),
 		preset: on(func(l *shaper.Limit) any {
@@ -345,6 +353,77 @@ func showPackets(f shaper.Frequency) any {
 
 func showPorts(p shaper.PortRange) any { return p.String() }
 
+var percentType = quantityType("percentage from `1%` to `100%`", "90%", `^[0-9]+ ?%$`, parsePercent, showPercent)
+
+var shedKeys = keys{
+	{
+		name: "cpu", typ: percentType, defText: "not looked at",
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.Shed.CPU }), omitZero: true,
+		doc: "Part of the time of the host's processors in use, or of the CPU quota of the control group.",
+	},
+	{
+		name: "memory", typ: percentType, defText: "not looked at",
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.Shed.Memory }), omitZero: true,
+		doc: "Part of the memory of the control group in use, or of the host; what can be reclaimed at once does not count.",
+	},
+	{
+		name: "pressure", typ: percentType, defText: "not looked at",
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.Shed.Pressure }), omitZero: true,
+		doc: "Part of the time in which something in the control group waits for a processor or for memory (PSI).",
+	},
+	{
+		name: "late", typ: durationType(time.Millisecond, time.Second), defText: "not looked at",
+		field: fieldOf(func(l *shaper.Limit) *time.Duration { return &l.Shed.Late }), omitZero: true,
+		doc: "Time that the thread which moves bytes takes to answer.",
+	},
+	{
+		name: "descriptors", typ: percentType, defText: "not looked at",
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.Shed.Descriptors }), omitZero: true,
+		doc: "Part of the descriptors in use that the process may open.",
+	},
+	{
+		name: "limit", typ: labelType("database"), defText: "none",
+		field: fieldOf(func(l *shaper.Limit) *string { return &l.Shed.Limit }), omitZero: true,
+		doc: "A limit with `max_connections` and without `key`, at listeners: what is looked at is which part of its maximum is in " +
+			"flight; while connections wait there it is all of it.",
+	},
+	{
+		name: "above", typ: percentType, def: `"80%"`, needs: []condition{sheddingFor},
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.Shed.Above }),
+		preset: on(func(l *shaper.Limit) any {
+			if l.Shed.Limit != "" {
+				return 80
+			}
+			return 0
+		}),
+		doc: "Part of the maximum of `limit`.",
+	},
+	{
+		name: "order", typ: integerType(1, shaper.MaxShedOrder), def: "1",
+		field: fieldOf(func(l *shaper.Limit) *int { return &l.Shed.Order }),
+		doc:   "Limits of order 2 begin to shed when those of order 1 that are short of something refuse all, and give back first; and so on.",
+	},
+}
+
+var sheddingFor = needs("`limit`", "", func(l *shaper.Limit, _ isSet) bool { return l.Shed.Limit != "" })
+
+// shedText says what s looks at.
+func shedText(s *shaper.Shed) string {
+	var parts []string
+	for _, p := range []struct {
+		name    string
+		percent int
+	}{{"cpu", s.CPU}, {"memory", s.Memory}, {"pressure", s.Pressure}, {"descriptors", s.Descriptors}, {"limit " + strconv.Quote(s.Limit), s.Above}} {
+		if p.percent > 0 {
+			parts = append(parts, fmt.Sprintf("%s from %d%%", p.name, p.percent))
+		}
+	}
+	if s.Late > 0 {
+		parts = append(parts, "late by "+FormatDuration(s.Late))
+	}
+	return fmt.Sprintf("%s; order %d", strings.Join(parts, ", "), s.Order)
+}
+
 // Conditions of keys of limits.
 var (
 	paced    = anyOf("rate", "packets")
@@ -376,9 +455,9 @@ var (
 	queueing = needs("at listeners", "has no effect: "+noWait, func(l *shaper.Limit, has isSet) bool {
 		return !l.InPacketPlane() || !counting.met(l, has)
 	})
-	refusing = needs("`max_connections`, `new_connections`, `block` or UDP at listeners", "has no effect without max_connections or new_connections", func(l *shaper.Limit, has isSet) bool {
+	refusing = needs("`max_connections`, `new_connections`, `block`, `shed` or UDP at listeners", "has no effect without max_connections or new_connections", func(l *shaper.Limit, has isSet) bool {
 		refusesDatagrams := !l.InPacketPlane() && l.Direction != shaper.FromDownstream && (isUDPOnly(l) || l.RefuseWith == shaper.RefuseReject)
-		return refusesDatagrams || l.Block || counting.met(l, has)
+		return refusesDatagrams || l.Block || l.Shed.Any() || counting.met(l, has)
 	})
 	replying = needs("`refuse_with = \"reply\"`", "", func(l *shaper.Limit, _ isSet) bool {
 		return l.RefuseWith == shaper.RefuseReply
@@ -404,5 +483,5 @@ func paces(l *shaper.Limit) bool { return l.Rate > 0 || l.Packets.N > 0 }
 // refuses reports whether l refuses connections or datagrams.
 func refuses(l *shaper.Limit) bool {
 	blocksTCP := l.Block && l.Match.Protocol != shaper.UDP && l.Match.Protocol != shaper.ICMP
-	return l.CountsConnections() || blocksTCP || isUDPOnly(l) || l.RefuseWith == shaper.RefuseReject
+	return l.CountsConnections() || blocksTCP || l.Shed.Any() || isUDPOnly(l) || l.RefuseWith == shaper.RefuseReject
 }

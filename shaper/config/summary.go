@@ -11,8 +11,11 @@ import (
 // Summary describes what each bucket of l, a limit of c, enforces.
 func (c *Config) Summary(l *shaper.Limit) string {
 	var parts []string
-	if l.Block {
+	switch {
+	case l.Block:
 		return "block"
+	case l.Shed.Any():
+		return "shed: " + shedText(&l.Shed)
 	}
 	if l.Rate != 0 {
 		s := FormatRate(l.Rate)
