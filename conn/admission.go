@@ -4,6 +4,7 @@ package conn
 
 import (
 	"cmp"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -33,6 +34,7 @@ type admission struct {
 	byKey       map[shaper.Key]*gate
 	quotas      map[*shaper.LimitState]*waitQuota
 	adapters    map[*shaper.LimitState]*adapter
+	shedDebts   map[*shaper.LimitState]int      // of limits that shed: parts of a connection that is to be
 	queues      map[string]*waitQueue           // by queueKey
 	sources     map[netip.Addr]*admissionSource // that have queues
 	keyBuf      []byte                          // of a queue, reused
@@ -82,7 +84,8 @@ func newAdmission(sg *sharing) *admission {
 	return &admission{
 		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(), yieldIdle: func(*gate, leaky.Time) {},
 		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, adapters: map[*shaper.LimitState]*adapter{},
-		queues: map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
+		shedDebts: map[*shaper.LimitState]int{},
+		queues:    map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
 	}
 }
 
@@ -90,8 +93,18 @@ func newAdmission(sg *sharing) *admission {
 // possibly before acquire returns. After a reload w waits at the gates of the new policy.
 func (a *admission) acquire(w *waiter, now leaky.Time) {
 	w.admission, w.arrived = a, now
-	if w.since == 0 {
+	first := w.since == 0
+	if first {
 		w.since = now
+	}
+	if first && !w.inTurns && a.policy.Sheds() != 0 {
+		w.flow.Origin = a.policy.ListenerIndex(w.listen)
+		if l := a.checkShed(&w.flow, a.policy.Route(&w.flow), now); l != nil {
+			w.policy = a.policy
+			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.ShedLoad, retryAfter: shaper.ShedRetryAfter}})
+			a.run(now)
+			return
+		}
 	}
 	a.admitOrQueue(w, now)
 	a.run(now)
@@ -168,6 +181,9 @@ func (a *admission) precheck(f *shaper.Flow, listen string, now leaky.Time, make
 	if l := a.checkBlocks(f, r, now); l != nil {
 		return l, false
 	}
+	if l := a.checkShed(f, r, now); l != nil {
+		return l, false
+	}
 	list := a.gatesFor(f, r, false)
 	defer a.dropUnused(list, now)
 	for _, gt := range list {
@@ -199,6 +215,31 @@ func (a *admission) checkBlocks(f *shaper.Flow, r shaper.Route, now leaky.Time) 
 	for i := range (r.Limits() & a.policy.Blocks()).All {
 		state := a.policy.State(i)
 		state.Connections.Add(shaper.Refuse, shaper.Blocked, 1)
+		if l := a.policy.Limit(i); !l.Observe {
+			recordRefusal(a.shaper, state, a.policy.Key(i, f, r), f.Source, now)
+			return l
+		}
+	}
+	return nil
+}
+
+// wholeShed is one connection in shedDebts.
+const wholeShed = 1_000_000
+
+// checkShed counts a connection under the limits that shed load, and returns one that sheds it, or nil. Of n connections
+// in a row under a limit that sheds a share, n times that are shed, rounded.
+func (a *admission) checkShed(f *shaper.Flow, r shaper.Route, now leaky.Time) *shaper.Limit {
+	for i := range (r.Limits() & a.policy.Sheds()).All {
+		state := a.policy.State(i)
+		if st := state.Shed.Load(); st != nil {
+			a.shedDebts[state] += int(math.Round(st.Share * wholeShed))
+		}
+		if a.shedDebts[state] < wholeShed {
+			state.Connections.Add(shaper.Pass, shaper.None, 1)
+			continue
+		}
+		a.shedDebts[state] -= wholeShed
+		state.Connections.Add(shaper.Refuse, shaper.ShedLoad, 1)
 		if l := a.policy.Limit(i); !l.Observe {
 			recordRefusal(a.shaper, state, a.policy.Key(i, f, r), f.Source, now)
 			return l

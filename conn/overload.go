@@ -66,6 +66,15 @@ func (l *loop) overloaded(percent int) bool {
 	return used*100 >= h.maxFDs*percent || int(h.memoryPercent.Load()) >= percent
 }
 
+// Descriptors returns how many descriptors are in use, and how many the process may have.
+func (p *Proxy) Descriptors() (used, most int) {
+	p.loop.call(func(leaky.Time) {
+		h := p.loop.headroom
+		used, most = h.otherFDs+h.sockets+p.loop.pipes.Descriptors(), h.maxFDs
+	})
+	return used, most
+}
+
 // memoryCgroup returns the directory of the nearest cgroup with a memory limit, or "".
 func memoryCgroup() string {
 	text, err := os.ReadFile("/proc/self/cgroup")

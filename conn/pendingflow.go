@@ -40,7 +40,7 @@ var unverifiedSource = netip.IPv6Unspecified()
 func (f *udpFlow) waitForAdmission(m sock.Message, now leaky.Time) {
 	p := f.proxy
 	w := &pendingFlow{udp: f, firstSize: m.Size}
-	w.owner, w.listen, w.flow, w.started = w, f.listener.name, f.flow, now
+	w.owner, w.listen, w.flow, w.started, w.since = w, f.listener.name, f.flow, now, now
 	w.unverified = !f.source.flows.hasAnswered()
 	p.pendingByKey[f.key] = w
 	p.pendingFlows.add(w, f.flow.Connection)

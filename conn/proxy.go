@@ -210,6 +210,15 @@ func (p *Proxy) Alive(ctx context.Context) bool {
 	}
 }
 
+// Answer returns how long the loop took to answer, at most the given time, or until ctx ends.
+func (p *Proxy) Answer(ctx context.Context, most time.Duration) time.Duration {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	begun := time.Now()
+	p.Alive(ctx)
+	return min(time.Since(begun), most)
+}
+
 // Lateness returns how late the loop's thread woke up, see [pacer.Pacer.Lateness].
 func (p *Proxy) Lateness() ([len(pacer.LatenessBounds) + 1]uint64, time.Duration) {
 	return p.loop.pacer.Lateness()
