@@ -23,6 +23,7 @@ import (
 	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/internal/logging"
 	"shaperd.dev/shaperd/internal/plan"
+	"shaperd.dev/shaperd/internal/shedding"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -168,6 +169,7 @@ func (s *server) serve(ctx context.Context) error {
 		s.log.Warn(warning)
 	}
 	notify(sd.SdNotifyReady)
+	go shedding.Run(ctx, s.shaper, s.proxy, s.log)
 
 	watchdog := startWatchdog(ctx, s.alive)
 	defer watchdog()

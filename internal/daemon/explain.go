@@ -56,6 +56,12 @@ func (s *server) addBuckets(x *explain.Explanation, p *shaper.Policy) {
 			}
 			continue
 		}
+		if l.Shed.Any() {
+			if st := p.State(i).Shed.Load(); st != nil && st.Share > 0 && at.Mode == shaper.Enforce.String() {
+				worse(l, shaper.Refuse, shaper.ShedLoad, shaper.ShedRetryAfter)
+			}
+			continue
+		}
 		b, ok := s.bucketOf(x, p, i)
 		if !ok {
 			continue
