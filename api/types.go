@@ -194,6 +194,7 @@ type Limit struct {
 
 	Shared   *LimitShare `json:"shared,omitempty"`   // of the above, what this host may use: hosts share the limit
 	Adaptive *Adaptive   `json:"adaptive,omitempty"` // the maximum in flight that the downstream bears, if it is looked for
+	Shed     *Shed       `json:"shed,omitempty"`     // what a limit with shed refuses now
 
 	// Traffic that left the buckets of the limit, or would have in mode "observe".
 	Bytes          Rates   `json:"bytes_rate"`
@@ -439,6 +440,21 @@ type HeldListener struct {
 // Error is the body of every response that is not a success.
 type Error struct {
 	Message string `json:"error"`
+}
+
+// Shed is how much a limit refuses while this host, or the downstream behind another limit, is short of something.
+type Shed struct {
+	Share   float64      `json:"share"` // of new connections and UDP flows, from 0 to 1
+	Order   int          `json:"order"` // the lowest ones shed first
+	Signals []ShedSignal `json:"signals"`
+}
+
+// ShedSignal is what such a limit looks at.
+type ShedSignal struct {
+	Name  string  `json:"name"`            // "cpu", "memory", "pressure", "late", "descriptors" or the name of a limit
+	Value float64 `json:"value"`           // part of the whole, or seconds for "late"
+	Above float64 `json:"above"`           // from there on the limit sheds more
+	Error string  `json:"error,omitempty"` // why it cannot be read: then it sheds nothing
 }
 
 // Adaptive is what an adaptive limit has found out about its downstream.

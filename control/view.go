@@ -229,6 +229,12 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 	if found := p.State(i).Adaptive.Load(); found != nil {
 		out.Adaptive = adaptiveOf(l, found)
 	}
+	if found := p.State(i).Shed.Load(); found != nil {
+		out.Shed = &api.Shed{Share: found.Share, Order: l.Shed.Order, Signals: []api.ShedSignal{}}
+		for _, s := range found.Signals {
+			out.Shed.Signals = append(out.Shed.Signals, api.ShedSignal{Name: s.Name, Value: s.Value, Above: s.Above, Error: s.Err})
+		}
+	}
 	v.Monitor.FillLimit(&out, p, i)
 	out.Conformance.Unmonitored = l.Observe || l.Rate == 0 && l.Packets.N == 0
 	out.Conformance.Sampled = l.InPacketPlane() && !out.Single

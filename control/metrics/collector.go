@@ -81,6 +81,9 @@ func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 		if found := s.Adaptive.Load(); found != nil && found.Limit > 0 {
 			to.gauge(limitAdapted, float64(found.Limit), l.Name)
 		}
+		if found := s.Shed.Load(); found != nil {
+			to.gauge(limitShed, found.Share, l.Name)
+		}
 		if p, sampled := c.Monitor.Conformance(s); sampled && l.Rate > 0 {
 			to.gauge(limitSigma, p.Sigma, l.Name)
 			to.gauge(limitAllowed, p.Allowed, l.Name)

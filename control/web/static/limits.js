@@ -277,6 +277,18 @@ function adapted(l) {
   };
 }
 
+// shed says how much a limit sheds, and what it looks at.
+function shed(l) {
+  const s = l.shed;
+  return {
+    name: l.mode === 'observe' ? 'Would shed' : 'Sheds', value: `${percent(s.share)} of the new connections`,
+    title: s.signals.map((x) => {
+      const show = x.name === 'late' ? seconds : percent;
+      return x.error ? `${x.name}: ${x.error}` : `${x.name} ${show(x.value)}, sheds from ${show(x.above)}`;
+    }).join('\n'),
+  };
+}
+
 function figures(l) {
   const rates = (r, format) => `${format(r['1s'])} · ${format(r['10s'])} · ${format(r['60s'])}`;
   const delay = (d) => d.count > 0 ? `${seconds(d.p50_seconds)} · ${seconds(d.p99_seconds)}` : 'none';
@@ -300,6 +312,7 @@ function figures(l) {
       ...(l.adaptive ? [adapted(l)] : []),
       { name: 'Slot wait, p50 · p99', value: delay(l.connection_wait), title: `Of connections that got a slot over the last minute; at most ${seconds(l.queue_timeout_seconds)}` });
   }
+  if (l.shed) list.push(shed(l));
   const reasons = Object.entries(l.refused ?? {}).filter(([, n]) => n > 0);
   list.push({
     name: 'Refused',
