@@ -240,6 +240,9 @@ func verdictText(x api.Explanation) string {
 	case x.Verdict == "delay":
 		return fmt.Sprintf("New traffic would be delayed by %s: limit %q, %s.", term.Seconds(next), x.By, x.Reason)
 	}
+	if x.Reason == shaper.ShedLoad.String() {
+		return fmt.Sprintf("A part of new connections is refused: limit %q sheds load, \"shaperd limits %s\" says why.", x.By, x.By)
+	}
 	return fmt.Sprintf("New traffic would be refused: limit %q, %s.", x.By, x.Reason)
 }
 

@@ -81,6 +81,9 @@ func effectiveSummary(l api.Limit) string {
 	if l.Adaptive != nil {
 		s += ", " + adaptiveText(l.Adaptive)
 	}
+	if l.Shed != nil && l.Shed.Share > 0 {
+		s += ", sheds " + term.Percent(l.Shed.Share)
+	}
 	if len(l.Override) > 0 {
 		s += " (override: " + formatOverrides(l.Override) + ")"
 	}
@@ -113,6 +116,32 @@ func printAdaptive(item func(name, format string, args ...any), l api.Limit) {
 		c := a.Changes[i]
 		item(name, "%s %d to %d: %s", c.At.Local().Format(time.TimeOnly), c.From, c.To, cmp.Or(api.AdaptiveReasons[c.Reason], api.Printable(c.Reason)))
 		name = ""
+	}
+}
+
+func shedVerb(l api.Limit) string {
+	if l.Mode == "observe" {
+		return "would shed"
+	}
+	return "sheds"
+}
+
+// printShed prints how much a limit sheds, and what it looks at.
+func printShed(p *term.Printer, item func(name, format string, args ...any), l api.Limit) {
+	item("shed", "%s %s of new connections", shedVerb(l), term.Percent(l.Shed.Share))
+	for _, s := range l.Shed.Signals {
+		show := term.Percent
+		if s.Name == "late" {
+			show = term.Seconds
+		}
+		switch text := fmt.Sprintf("%s %s, sheds from %s", api.Printable(s.Name), show(s.Value), show(s.Above)); {
+		case s.Error != "":
+			item("", "%s: %s", p.Red("cannot read "+api.Printable(s.Name)), api.Printable(s.Error))
+		case s.Value >= s.Above:
+			item("", "%s", p.Red(text))
+		default:
+			item("", "%s", text)
+		}
 	}
 }
 
@@ -161,6 +190,9 @@ func printLimit(p *term.Printer, l api.Limit) {
 	}
 	if l.Adaptive != nil {
 		printAdaptive(item, l)
+	}
+	if l.Shed != nil {
+		printShed(p, item, l)
 	}
 	if l.ConnectionWait.Count > 0 {
 		item("slot wait", "%s", percentiles(l.ConnectionWait))

@@ -122,6 +122,34 @@ func printStatus(p *term.Printer, s api.Status, limits []api.Limit, delayed []ap
 	printRuntimeChanges(p, s)
 }
 
+// sheddingText says that a limit sheds, or cannot read what it looks at; "" if neither.
+func sheddingText(l api.Limit) string {
+	if l.Shed == nil {
+		return ""
+	}
+	var short, failed []string
+	for _, s := range l.Shed.Signals {
+		switch {
+		case s.Error != "":
+			failed = append(failed, api.Printable(s.Name))
+		case s.Value >= s.Above:
+			short = append(short, api.Printable(s.Name))
+		}
+	}
+	text := ""
+	if l.Shed.Share > 0 {
+		text = fmt.Sprintf("Limit %q %s %s of its new connections", l.Name, shedVerb(l), term.Percent(l.Shed.Share))
+		if len(short) > 0 {
+			text += ", short of " + strings.Join(short, ", ")
+		}
+		text += ". "
+	}
+	if len(failed) > 0 {
+		text += fmt.Sprintf("Limit %q cannot read %s, and sheds nothing for it.", l.Name, strings.Join(failed, ", "))
+	}
+	return strings.TrimSpace(text)
+}
+
 // printHeadlines prints what an operator must know first.
 func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 	for _, l := range s.Listeners {
@@ -132,6 +160,11 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 	for _, l := range s.Listeners {
 		if l.Hold != nil {
 			p.Line("%s", p.Red(holdText(l.Name, l.Waiting, l.Hold)))
+		}
+	}
+	for _, l := range limits {
+		if text := sheddingText(l); text != "" {
+			p.Line("%s", p.Red(text))
 		}
 	}
 	for _, a := range s.Attachments {
