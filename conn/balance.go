@@ -57,7 +57,7 @@ func (ln *listener) eligible(to target, failed []*downstream, now leaky.Time) (_
 			case d.shutOff(now):
 				hold := ln.config.Load().OnDown == shaper.DownHold
 				wait, refuse = wait || hold, refuse || !hold
-			case d.hasCapacity():
+			case d.hasCapacity(now):
 				ln.candidates = append(ln.candidates, d)
 			default:
 				full = true
@@ -83,7 +83,7 @@ func (ln *listener) fullDownstreams(to target, failed []*downstream, now leaky.T
 				continue
 			}
 			found = true
-			if d.inFlight == d.MaxConnections {
+			if d.MaxConnections > 0 && d.inFlight >= d.capacity(now) {
 				full = append(full, d)
 			}
 		}

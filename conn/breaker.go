@@ -139,6 +139,7 @@ func (s *session) attemptSucceeded(now leaky.Time) {
 	}
 	s.endTrying()
 	b.failures, b.openUntil, d.recoveredAt = 0, 0, now
+	d.listener.scheduleHold(now)
 	d.logState(slog.LevelInfo, "breaker closed", s.target().portOn(d))
 	d.listener.wakeLater()
 	if !d.othersUsable() {

@@ -138,8 +138,26 @@ func (d *downstream) release() {
 	d.listener.wakeLater()
 }
 
-func (d *downstream) hasCapacity() bool {
-	return d.MaxConnections == 0 || d.inFlight < d.MaxConnections
+func (d *downstream) hasCapacity(now leaky.Time) bool {
+	return d.MaxConnections == 0 || d.inFlight < d.capacity(now)
+}
+
+// capacity is how many connections d may have: MaxConnections, or less during slow start, at least one.
+func (d *downstream) capacity(now leaky.Time) int {
+	slow := leaky.FromDuration(d.listener.config.Load().SlowStart)
+	if d.recoveredAt == 0 || now >= d.recoveredAt+slow {
+		return d.MaxConnections
+	}
+	return max(1, int(float64(d.MaxConnections)*float64(now.Sub(d.recoveredAt))/float64(slow)))
+}
+
+// nextCapacity is when capacity has grown, at the latest, or Never.
+func (d *downstream) nextCapacity(now leaky.Time) leaky.Time {
+	slow := leaky.FromDuration(d.listener.config.Load().SlowStart)
+	if d.MaxConnections == 0 || d.recoveredAt == 0 || now >= d.recoveredAt+slow {
+		return leaky.Never
+	}
+	return min(now+max(slow/leaky.Time(d.MaxConnections), leaky.Second/1000), d.recoveredAt+slow)
 }
 
 // isLocalError reports whether this host, and not the downstream, caused err.

@@ -99,7 +99,7 @@ func (ln *listener) unreachable(s *session, now leaky.Time) bool {
 // anyFull reports whether a downstream that a session could try has no room.
 func (ln *listener) anyFull(to target, failed []*downstream) bool {
 	return slices.ContainsFunc(ln.downstreams, func(d *downstream) bool {
-		return !d.drained && !d.shutOff(ln.proxy.loop.now) && !d.hasCapacity() && d.suits(to, failed)
+		return !d.drained && !d.shutOff(ln.proxy.loop.now) && !d.hasCapacity(ln.proxy.loop.now) && d.suits(to, failed)
 	})
 }
 
@@ -149,6 +149,9 @@ func (ln *listener) goOn(now leaky.Time) {
 	}
 	config := ln.config.Load()
 	ln.hold.ramp.begin(config.Ramp, leaky.FromDuration(config.SlowStart), now)
+	for _, d := range ln.downstreams {
+		d.recoveredAt = now
+	}
 	ln.scheduleHold(now)
 	ln.wakeLater()
 }
@@ -184,6 +187,11 @@ func (ln *listener) scheduleHold(now leaky.Time) {
 	case h.ramp.interval > 0:
 		next = h.ramp.stepAt
 	}
+	if !h.active() {
+		for _, d := range ln.downstreams {
+			next = min(next, d.nextCapacity(now))
+		}
+	}
 	if next == leaky.Never {
 		ln.proxy.loop.pacer.Cancel(&h.timer)
 		return
@@ -201,7 +209,7 @@ func (ln *listener) holdDue(now leaky.Time) {
 	}
 	h.ramp.advance(ln.hasWaiters(), now)
 	ln.wakeWaiters(now)
-	if h.ramp.interval > 0 {
+	if !h.down && h.until == 0 {
 		ln.scheduleHold(now)
 	}
 }

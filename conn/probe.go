@@ -46,7 +46,7 @@ func (p *probe) configure(now leaky.Time) {
 func (p *probe) start(now leaky.Time) {
 	d := p.d
 	proxy, config := d.listener.proxy, d.listener.config.Load()
-	if !d.hasCapacity() {
+	if !d.hasCapacity(now) {
 		p.scheduleNext(now)
 		return
 	}
@@ -147,6 +147,7 @@ func (p *probe) finish(err error, now leaky.Time) {
 		if d.down {
 			d.recover(now)
 			d.down, d.recoveredAt = false, now
+			d.listener.scheduleHold(now)
 			clear(d.ports)
 			log.Info("downstream is up", "listener", d.listener.name, "downstream", d.Name())
 			d.listener.wakeLater()
