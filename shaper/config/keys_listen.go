@@ -55,8 +55,8 @@ var listenKeys = keys{
 		name: "slow_start", typ: durationType(0, time.Hour), def: `"0s"`,
 		field:    fieldOf(func(l *shaper.Listener) *time.Duration { return &l.SlowStart }),
 		omitZero: true, after: "balance",
-		doc: "Time during which a recovered downstream gets less than its share. If no other one could be reached, new " +
-			"connections are let in at a ramp, which lasts at least as long.",
+		doc: "Time during which a recovered downstream gets less than its share, and may have a part of its `max_connections` that " +
+			"grows. If no other one could be reached, new connections are let in at a ramp, which lasts at least as long.",
 	},
 	{
 		name: "on_down", typ: enumType(shaper.DownRefuse, shaper.DownHold), def: `"refuse"`, needs: []condition{oneTCPPort},
