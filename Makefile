@@ -171,6 +171,13 @@ demo-adapt: deps build
 	scripts/apt-install postgresql python3
 	$(GO) run ./test/demo/adapt
 
+# Clients that stay connected to PostgreSQL, under caps on connections, turns and transactions. Needs root.
+.PHONY: demo-pool
+demo-pool: deps build
+	scripts/install-peers build/peers
+	scripts/apt-install postgresql
+	$(GO) run ./test/demo/pool
+
 # A server that is cold after it has started, behind a circuit breaker and its peers. Needs root.
 .PHONY: demo-cold
 demo-cold: deps build

@@ -22,15 +22,16 @@ type program struct {
 }
 
 var programs = [...]program{
-	{"shaperd, breaker, refuse", shaperd(""), true},
-	{"shaperd, breaker, hold", shaperd(`on_down = "hold"`), true},
+	{"shaperd, breaker, refuse", shaperd("50/s", ""), true},
+	{"shaperd, breaker, hold", shaperd("50/s", `on_down = "hold"`), true},
+	{"shaperd, breaker, slow_start 30s", shaperd("1000/s", `slow_start = "30s"`), true},
 	{"haproxy, maxconn", haproxy(""), false},
 	{"haproxy, mark-down, check", haproxy("check inter 1s rise 1 fall 1 observe layer4 error-limit 5 on-error mark-down"), false},
 	{"haproxy, the same, slowstart 30s", haproxy("check inter 1s rise 1 fall 1 observe layer4 error-limit 5 on-error mark-down slowstart 30s"), false},
 	{"nginx, max_conns", startNginx, false},
 }
 
-func shaperd(more string) func(context.Context, lab.Binaries, *lab.Host) (func() error, error) {
+func shaperd(ramp, more string) func(context.Context, lab.Binaries, *lab.Host) (func() error, error) {
 	return func(ctx context.Context, b lab.Binaries, h *lab.Host) (func() error, error) {
 		d, err := lab.StartDaemon(ctx, lab.DaemonOptions{Binary: b.Shaperd, Host: h, Config: fmt.Sprintf(`[daemon]
 metrics = ""
@@ -38,16 +39,13 @@ dashboard = ""
 [[listen]]
 name = "l"
 address = ["tcp://%s"]
-downstream = [%q]
+downstream = [{ address = %q, max_connections = %d }]
 breaker = { after = 5, of = ["dial", "reset"], for = "1s", probe = 1 }
-ramp = "50/s"
+ramp = %q
 %s
-[[limit]]
-name = "all"
-match = { protocol = "tcp" }
-max_connections = %d
-queue_timeout = "1m"
-`, outer, inner, more, bears)})
+connect_timeout = "1m"
+max_queue = 10000
+`, outer, inner, bears, ramp, more)})
 		if err != nil {
 			return nil, err
 		}
