@@ -53,6 +53,7 @@ var allowed = map[string][]string{
 	"test/demo":              {"test/lab", "test/lab/plot"},
 	"test/demo/adapt":        {"api", "test/lab"},
 	"test/demo/cold":         {"test/lab"},
+	"test/demo/pool":         {"test/lab"},
 	"test/demo/cluster":      {"test/lab", "test/lab/plot"},
 	"test/demo/restart":      {"test/lab"},
 	"test/demo/perhit":       nil,
