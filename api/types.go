@@ -193,6 +193,7 @@ type Limit struct {
 	QueueTimeout   float64 `json:"queue_timeout_seconds"`
 
 	Shared   *LimitShare `json:"shared,omitempty"`   // of the above, what this host may use: hosts share the limit
+	SlotFor  string      `json:"slot_for,omitempty"` // "turn" or "transaction" if connections hold slots only then: their number is in admitted_rate, in_flight and waiting
 	Adaptive *Adaptive   `json:"adaptive,omitempty"` // the maximum in flight that the downstream bears, if it is looked for
 	Shed     *Shed       `json:"shed,omitempty"`     // what a limit with shed refuses now
 
@@ -344,9 +345,10 @@ type FlowQuota struct {
 type LimitBucket struct {
 	Limit     string  `json:"limit"`
 	Key       string  `json:"key"`
-	Direction string  `json:"direction"` // "to-downstream", "from-downstream", "both", "ingress", "egress"
-	Summary   string  `json:"summary"`   // effective values in words
-	Mode      string  `json:"mode"`      // "enforce", "observe"
+	Direction string  `json:"direction"`          // "to-downstream", "from-downstream", "both", "ingress", "egress"
+	Summary   string  `json:"summary"`            // effective values in words
+	Mode      string  `json:"mode"`               // "enforce", "observe"
+	SlotFor   string  `json:"slot_for,omitempty"` // see [Limit]
 	Bucket    *Bucket `json:"bucket,omitempty"`
 
 	Shared *LimitShare `json:"shared,omitempty"` // of the bucket, what this host may use now: hosts share the limit

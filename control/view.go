@@ -229,6 +229,9 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 	if found := p.State(i).Adaptive.Load(); found != nil {
 		out.Adaptive = adaptiveOf(l, found)
 	}
+	if l.SlotFor.InTurns() {
+		out.SlotFor = l.SlotFor.String()
+	}
 	if found := p.State(i).Shed.Load(); found != nil {
 		out.Shed = &api.Shed{Share: found.Share, Order: l.Shed.Order, Signals: []api.ShedSignal{}}
 		for _, s := range found.Signals {

@@ -211,6 +211,7 @@ func printFlowQuota(p *term.Printer, f *api.FlowQuota) {
 func verdictText(x api.Explanation) string {
 	next := 0.0
 	var by api.Bucket // bucket of the limit that decides
+	waits := "A new connection"
 	for _, l := range x.Limits {
 		if l.Bucket == nil || l.Mode == shaper.Observe.String() {
 			continue
@@ -218,6 +219,9 @@ func verdictText(x api.Explanation) string {
 		next = max(next, l.Bucket.NextDeparture)
 		if l.Limit == x.By {
 			by = *l.Bucket
+			if l.SlotFor != "" {
+				waits = "What a connection asks next"
+			}
 		}
 	}
 	switch {
@@ -232,7 +236,7 @@ func verdictText(x api.Explanation) string {
 		if by.Slots > 0 {
 			here = fmt.Sprintf(" of %d now", by.Slots)
 		}
-		text := fmt.Sprintf("A new connection would wait for a slot of limit %q: %d in use%s%s, %d waiting.", x.By, by.InFlight, here, reserved, by.Waiting)
+		text := fmt.Sprintf("%s would wait for a slot of limit %q: %d in use%s%s, %d waiting.", waits, x.By, by.InFlight, here, reserved, by.Waiting)
 		if next > 0 {
 			text += fmt.Sprintf(" Open connections may send again in %s.", term.Seconds(next))
 		}

@@ -179,7 +179,11 @@ func printLimit(p *term.Printer, l api.Limit) {
 		item("packets", "%s; %d in total", three(l.PacketsRate, term.PerSecond), l.PacketsTotal)
 	}
 	if l.MaxConnections != 0 || l.NewConnections != 0 {
-		item("connections", "%s; %d in total; %d in flight, %d waiting", three(l.Admitted, term.PerSecond), l.AdmittedTotal, l.InFlight, l.Waiting)
+		what := "connections"
+		if l.SlotFor != "" {
+			what = l.SlotFor + "s"
+		}
+		item(what, "%s; %d in total; %d in flight, %d waiting", three(l.Admitted, term.PerSecond), l.AdmittedTotal, l.InFlight, l.Waiting)
 	}
 	if paces {
 		delayed := term.Percent(l.DelayedShare) + " of bytes"

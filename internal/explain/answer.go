@@ -49,8 +49,12 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 		if x.Attach != nil {
 			direction, observe = x.Attach.Direction.String(), l.Observe || x.Attach.Observe && !l.Always
 		}
+		slotFor := ""
+		if l.SlotFor.InTurns() {
+			slotFor = l.SlotFor.String()
+		}
 		x.Limits = append(x.Limits, api.LimitBucket{
-			Limit: l.Name, Key: p.Describe(i, f, x.Route), Direction: direction, Summary: c.Summary(l), Mode: shaper.Mode(observe).String(),
+			SlotFor: slotFor, Limit: l.Name, Key: p.Describe(i, f, x.Route), Direction: direction, Summary: c.Summary(l), Mode: shaper.Mode(observe).String(),
 		})
 	}
 	x.findBottlenecks(p)

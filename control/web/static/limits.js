@@ -240,7 +240,7 @@ function chartsOf(l) {
   }
   if (l.max_connections > 0) {
     list.push({
-      name: 'Connections', format: count, integer: true, minHeight: 2, ceiling: l.max_connections,
+      name: l.slot_for ? `Connections in a ${l.slot_for}` : 'Connections', format: count, integer: true, minHeight: 2, ceiling: l.max_connections,
       series: [{ key: 'in_flight', color: 'green', name: 'in flight' }, { key: 'waiting', color: 'amber', name: 'waiting', fill: false }],
       now: inFlight(l),
     });
@@ -307,8 +307,8 @@ function figures(l) {
   }
   if (l.max_connections > 0 || l.new_connections > 0) {
     list.push(
-      { name: 'New, 1 · 10 · 60 s', value: rates(l.admitted_rate, perSecond), title: `${count(l.admitted_total)} connections in total` },
-      { name: 'In flight', value: inFlight(l) },
+      { name: 'New, 1 · 10 · 60 s', value: rates(l.admitted_rate, perSecond), title: `${count(l.admitted_total)} ${l.slot_for ? `${l.slot_for}s` : 'connections'} in total` },
+      { name: l.slot_for ? `In a ${l.slot_for}` : 'In flight', value: inFlight(l) },
       ...(l.adaptive ? [adapted(l)] : []),
       { name: 'Slot wait, p50 · p99', value: delay(l.connection_wait), title: `Of connections that got a slot over the last minute; at most ${seconds(l.queue_timeout_seconds)}` });
   }
