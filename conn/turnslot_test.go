@@ -345,3 +345,41 @@ func TestTurnSlot_Resend(t *testing.T) {
 	}
 	r.freed()
 }
+
+// An adaptive limit finds how many connections may be in a turn.
+func TestTurnSlot_Adapts(t *testing.T) {
+	t.Parallel()
+	sv := newTurnServer(t, func() time.Duration { return 10 * time.Millisecond })
+	limit := turnLimit(40, time.Millisecond)
+	limit.Adapt, limit.MinConnections = shaper.AdaptOn, 2
+	r := start(t, shaper.TCP, sv.addr, limit)
+	stop := make(chan bool)
+	var wg sync.WaitGroup
+	for range 60 {
+		c := dial(t, r.addr())
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if !asks(c, testTimeout) {
+					t.Error("no answer")
+					return
+				}
+			}
+		})
+	}
+	state := r.shaper.Policy().State(0)
+	testutil.WaitFor(t, "the limit to grow", func() bool {
+		st := state.Adaptive.Load()
+		return st != nil && st.Limit >= 8 && st.Throughput > 0
+	})
+	close(stop)
+	wg.Wait()
+	if n := sv.most.Load(); n > 40 {
+		t.Errorf("%d at once", n)
+	}
+	r.freed()
+}
