@@ -71,7 +71,8 @@ type ShedStatus struct {
 
 // ShedSignal is what a limit that sheds looks at.
 type ShedSignal struct {
-	Name         string  // "cpu", "memory", "pressure", "late", "descriptors" or the name of a limit
+	Name         string  // "cpu", "memory", "pressure", "late", "descriptors" or "limit"
+	Limit        string  // name of the limit, with "limit"
 	Value, Above float64 // parts of the whole, or seconds for "late"
 	Err          string  // why it cannot be read: then it sheds nothing
 }

@@ -205,7 +205,7 @@ func (l *loader) limit(t table) {
 	switch shed := t.at.child("shed"); {
 	case !t.has("shed"):
 		limit.Shed = shaper.Shed{}
-	case !limit.Shed.Any():
+	case !limit.Shed.Any() && noSignal(t.values["shed"]):
 		t.add(shed, "shed: set cpu, memory, pressure, late, descriptors or limit")
 	}
 	if limit.Name == BlockedName || limit.Name == BlockedPacketsName {
@@ -219,6 +219,17 @@ func (l *loader) limit(t table) {
 		listen: located(limit.Match.Listen, elems["match.listen"]),
 		attach: located(limit.Match.Attach, elems["match.attach"]),
 	})
+}
+
+// noSignal reports whether the table shed has nothing to look at, not even with a mistake.
+func noSignal(shed any) bool {
+	keys, isTable := shed.(map[string]any)
+	for key := range keys {
+		if key != "order" && key != "above" {
+			return false
+		}
+	}
+	return isTable && keys["above"] == nil // whose mistake is reported
 }
 
 func identity(s string) (string, error) { return s, nil }

@@ -219,8 +219,8 @@ var limitKeys = keys{
 		shown: when(func(l *shaper.Limit) bool { return l.Shed.Any() }), after: "block",
 		text: on(func(l *shaper.Limit) string { return shedText(&l.Shed) }),
 		doc: "Refuse a part of the new connections and UDP flows that match, while this host or the downstream behind another " +
-			"limit is short of something: a tenth more each second, and half as many each second once there is a tenth less of it " +
-			"in use again. What no such limit matches is never shed. Only `name`, `match`, `refuse_with`, `reply` and `observe` have an effect next to it.",
+			"limit is short of something: up to a tenth more each second, and down to half as many each second once there is a tenth less of " +
+			"it in use again. What no such limit matches is never shed. Only `name`, `match`, `refuse_with`, `reply` and `observe` have an effect next to it.",
 	},
 	{
 		name: "refuse_with", typ: enumType(shaper.RefuseReset, shaper.RefuseClose, shaper.RefuseDrop, shaper.RefuseReply, shaper.RefuseReject), defText: "`\"reset\"`; `\"drop\"` at listeners where `match.protocol` is `\"udp\"`", needs: []condition{refusing}, perHost: true,
@@ -385,7 +385,7 @@ var shedKeys = keys{
 		name: "limit", typ: labelType("database"), defText: "none",
 		field: fieldOf(func(l *shaper.Limit) *string { return &l.Shed.Limit }), omitZero: true,
 		doc: "A limit with `max_connections` and without `key`, at listeners: what is looked at is which part of its maximum is in " +
-			"flight; while connections wait there it is all of it.",
+			"flight; while connections wait there it is all of it, and of an adaptive one only that counts.",
 	},
 	{
 		name: "above", typ: percentType, def: `"80%"`, needs: []condition{sheddingFor},
@@ -401,7 +401,8 @@ var shedKeys = keys{
 	{
 		name: "order", typ: integerType(1, shaper.MaxShedOrder), def: "1",
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.Shed.Order }),
-		doc:   "Limits of order 2 begin to shed when those of order 1 that are short of something refuse all, and give back first; and so on.",
+		doc:   "Limits of order 2 begin to shed when those of order 1 that are short of something refuse all, and give back before those " +
+			"that look at the same; and so on.",
 	},
 }
 
