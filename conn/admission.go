@@ -4,7 +4,7 @@ package conn
 
 import (
 	"cmp"
-	"math"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"time"
@@ -34,7 +34,6 @@ type admission struct {
 	byKey       map[shaper.Key]*gate
 	quotas      map[*shaper.LimitState]*waitQuota
 	adapters    map[*shaper.LimitState]*adapter
-	shedDebts   map[*shaper.LimitState]int      // of limits that shed: parts of a connection that is to be
 	queues      map[string]*waitQueue           // by queueKey
 	sources     map[netip.Addr]*admissionSource // that have queues
 	keyBuf      []byte                          // of a queue, reused
@@ -84,7 +83,6 @@ func newAdmission(sg *sharing) *admission {
 	return &admission{
 		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(), yieldIdle: func(*gate, leaky.Time) {},
 		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, adapters: map[*shaper.LimitState]*adapter{},
-		shedDebts: map[*shaper.LimitState]int{},
 		queues:    map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
 	}
 }
@@ -99,7 +97,8 @@ func (a *admission) acquire(w *waiter, now leaky.Time) {
 	}
 	if first && !w.inTurns && a.policy.Sheds() != 0 {
 		w.flow.Origin = a.policy.ListenerIndex(w.listen)
-		if l := a.checkShed(&w.flow, a.policy.Route(&w.flow), now); l != nil {
+		r := a.policy.Route(&w.flow)
+		if l := a.checkShed(&w.flow, r, rand.Float64(), now); l != nil {
 			w.policy = a.policy
 			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.ShedLoad, retryAfter: shaper.ShedRetryAfter}})
 			a.run(now)
@@ -175,13 +174,13 @@ func (a *admission) tryAcquire(f *shaper.Flow, listen string, now leaky.Time) (s
 // precheck reports whether all gates would admit f, a flow of the listener named listen, if makeRoom
 // evicts flows that hold slots. Otherwise it returns the limit that would not, and whether f may wait
 // for it; if f may not, the refusal is counted. It takes no slot, and charges no rate.
-func (a *admission) precheck(f *shaper.Flow, listen string, now leaky.Time, makeRoom func(*flowLRU) bool) (_ *shaper.Limit, mayWait bool) {
+func (a *admission) precheck(f *shaper.Flow, listen string, draw float64, now leaky.Time, makeRoom func(*flowLRU) bool) (_ *shaper.Limit, mayWait bool) {
 	f.Origin = a.policy.ListenerIndex(listen)
 	r := a.policy.Route(f)
 	if l := a.checkBlocks(f, r, now); l != nil {
 		return l, false
 	}
-	if l := a.checkShed(f, r, now); l != nil {
+	if l := a.checkShed(f, r, draw, now); l != nil {
 		return l, false
 	}
 	list := a.gatesFor(f, r, false)
@@ -223,22 +222,18 @@ func (a *admission) checkBlocks(f *shaper.Flow, r shaper.Route, now leaky.Time) 
 	return nil
 }
 
-// wholeShed is one connection in shedDebts.
-const wholeShed = 1_000_000
-
-// checkShed counts a connection under the limits that shed load, and returns one that sheds it, or nil. Of n connections
-// in a row under a limit that sheds a share, n times that are shed, rounded.
-func (a *admission) checkShed(f *shaper.Flow, r shaper.Route, now leaky.Time) *shaper.Limit {
-	for i := range (r.Limits() & a.policy.Sheds()).All {
+// checkShed counts a connection under the limits that shed it, and returns an enforced one of them, or nil. draw, from 0
+// to 1, decides: a limit sheds those below its share. One that is blocked is not shed.
+func (a *admission) checkShed(f *shaper.Flow, r shaper.Route, draw float64, now leaky.Time) *shaper.Limit {
+	set := r.Limits() & a.policy.Sheds()
+	if set == 0 || a.policy.EnforcedBlock(r.Limits()) >= 0 {
+		return nil
+	}
+	for i := range set.All {
 		state := a.policy.State(i)
-		if st := state.Shed.Load(); st != nil {
-			a.shedDebts[state] += int(math.Round(st.Share * wholeShed))
-		}
-		if a.shedDebts[state] < wholeShed {
-			state.Connections.Add(shaper.Pass, shaper.None, 1)
+		if st := state.Shed.Load(); st == nil || draw >= st.Share {
 			continue
 		}
-		a.shedDebts[state] -= wholeShed
 		state.Connections.Add(shaper.Refuse, shaper.ShedLoad, 1)
 		if l := a.policy.Limit(i); !l.Observe {
 			recordRefusal(a.shaper, state, a.policy.Key(i, f, r), f.Source, now)

@@ -87,7 +87,7 @@ func TestApplyAtRandom(t *testing.T) {
 				Name: fmt.Sprint("limit", i), Key: keys[r.IntN(len(keys))], Direction: shaper.Direction(r.IntN(3)), IPv4Prefix: 32, IPv6Prefix: 64,
 				MaxDelay: time.Duration(r.IntN(200)) * time.Millisecond, QueueTimeout: time.Duration(r.IntN(200)) * time.Millisecond, MaxQueue: r.IntN(10), Observe: r.IntN(5) == 0,
 			}
-			switch r.IntN(6) {
+			switch r.IntN(7) {
 			case 0:
 				l.Rate = 1e6 + r.Uint64N(1e8)
 			case 1:
@@ -102,6 +102,8 @@ func TestApplyAtRandom(t *testing.T) {
 			case 4:
 				l.Packets = shaper.Frequency{N: 10 + r.Uint64N(1000), Per: time.Second}
 				l.Match.Protocol = shaper.UDP
+			case 6:
+				l.Key, l.Shed = 0, shaper.Shed{CPU: 90, Order: 1}
 			case 5:
 				l.MaxConnections, l.SlotFor, l.Match.Protocol = 1+r.IntN(10), []shaper.SlotFor{shaper.PerTurn, shaper.PerTransaction}[r.IntN(2)], shaper.TCP
 				l.TurnGap = time.Duration(r.IntN(2)) * 5 * time.Millisecond
@@ -117,6 +119,9 @@ func TestApplyAtRandom(t *testing.T) {
 		pol, err := s.Compile(limits, listens, nil, nil, r.IntN(10) == 0)
 		if err != nil {
 			t.Fatal(err)
+		}
+		for i := range pol.Sheds().All {
+			pol.State(i).Shed.Store(&shaper.ShedStatus{Share: r.Float64()})
 		}
 		if err := p.Apply(t.Context(), listens, pol, nil); err != nil {
 			t.Log(err)

@@ -4,6 +4,7 @@ package conn
 
 import (
 	"fmt"
+	"hash/maphash"
 	"net/netip"
 	"slices"
 
@@ -37,6 +38,13 @@ func (ln *listener) removeFlow(src *udpSource, source netip.Addr) {
 	}
 }
 
+var drawSeed = maphash.MakeSeed()
+
+// draw is the draw of checkShed for a flow: the same for each of its datagrams, or it would pass with one of them.
+func (k flowKey) draw() float64 {
+	return float64(maphash.Comparable(drawSeed, k.client)>>11) / (1 << 53)
+}
+
 // admit gives f, a new flow that m began, its slots, its table entries and a socket. It returns false
 // if one of them is not available, or not yet.
 func (f *udpFlow) admit(b binding, m sock.Message, now leaky.Time) bool {
@@ -48,7 +56,7 @@ func (f *udpFlow) admit(b binding, m sock.Message, now leaky.Time) bool {
 	if b.atSourceCap(f.source) {
 		makeRoom(&f.source.flows) // first, since that may be all that is needed
 	}
-	limit, mayWait := p.admission.precheck(&f.flow, b.name, now, makeRoom)
+	limit, mayWait := p.admission.precheck(&f.flow, b.name, f.key.draw(), now, makeRoom)
 	switch {
 	case limit != nil && !mayWait:
 	case !b.hasRoom(f, makeRoom, now):
