@@ -1,6 +1,7 @@
 package shedding
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,10 +16,14 @@ import (
 // host reads how much of a host and of the control group of this process is in use. Each value is since the last call,
 // except that of the memory.
 type host struct {
-	root string // "/", but for tests
+	root     string // "/", but for tests
+	counters map[string]counter
+}
 
-	at       time.Time
-	counters map[string]uint64 // the last values, by file and name
+// counter is the last value of a counter.
+type counter struct {
+	n  uint64
+	at time.Time
 }
 
 // cpu returns which part of the time of the processors was in use, or of the quota of the control group if that is more.
@@ -28,35 +33,44 @@ func (h *host) cpu(now time.Time) (float64, error) {
 		return 0, err
 	}
 	line, _, _ := strings.Cut(text, "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 5 || fields[0] != "cpu" {
+		return 0, fmt.Errorf("proc/stat begins with %q", line)
+	}
 	var busy, all uint64
-	for i, field := range strings.Fields(line)[1:] {
+	for i, field := range fields[1:min(len(fields), 9)] { // the others are guests, which are counted as users too
 		n, err := strconv.ParseUint(field, 10, 64)
-		if err != nil || i == 8 { // guests, which are counted as users too
-			break
+		if err != nil {
+			return 0, fmt.Errorf("proc/stat begins with %q", line)
 		}
 		if all += n; i != 3 && i != 4 { // idle, and idle while a disk works
 			busy += n
 		}
 	}
-	used := ratio(h.since("busy", busy), h.since("all", all))
+	newlyBusy, _ := h.since("busy", busy, now)
+	passed, _ := h.since("all", all, now)
+	used := ratio(newlyBusy, passed)
 	for folder := range h.groups() {
 		quota, _ := h.read(filepath.Join(folder, "cpu.max"))
 		fields := strings.Fields(quota)
 		if len(fields) != 2 || fields[0] == "max" {
 			continue
 		}
-		most, _ := strconv.ParseFloat(fields[0], 64)
-		period, _ := strconv.ParseFloat(fields[1], 64)
-		stat, err := h.read(filepath.Join(folder, "cpu.stat"))
-		if n, ok := value(stat, "usage_usec "); err == nil && ok && most > 0 {
-			spent := h.since(folder, n)
-			if took := now.Sub(h.at).Seconds(); !h.at.IsZero() && took > 0 {
-				used = max(used, float64(spent)/1e6/took/(most/period))
-			}
+		most, err1 := strconv.ParseFloat(fields[0], 64)
+		period, err2 := strconv.ParseFloat(fields[1], 64)
+		stat, err3 := h.read(filepath.Join(folder, "cpu.stat"))
+		n, ok := value(stat, "usage_usec ")
+		if err := errors.Join(err1, err2, err3); err != nil || !ok || most <= 0 {
+			return 0, fmt.Errorf("cannot read how much of the quota in %s is in use: %w", folder, cmp.Or(err, errUnknown))
+		}
+		if spent, took := h.since(folder, n, now); took > 0 {
+			used = max(used, float64(spent)/1e6/took/(most/period))
 		}
 	}
 	return used, nil
 }
+
+var errUnknown = errors.New("unknown text")
 
 // memory returns which part of the memory of the narrowest control group is in use, or of the host if that is more. What the
 // kernel can reclaim at once does not count.
@@ -77,9 +91,12 @@ func (h *host) memory() (float64, error) {
 		if err != nil || notNumber != nil || n == 0 {
 			continue
 		}
-		current, _ := h.read(filepath.Join(folder, "memory.current"))
+		current, err1 := h.read(filepath.Join(folder, "memory.current"))
+		now, err2 := strconv.ParseUint(strings.TrimSpace(current), 10, 64)
+		if err := errors.Join(err1, err2); err != nil {
+			return 0, fmt.Errorf("cannot read how much memory in %s is in use: %w", folder, err)
+		}
 		stat, _ := h.read(filepath.Join(folder, "memory.stat"))
-		now, _ := strconv.ParseUint(strings.TrimSpace(current), 10, 64)
 		cache, _ := value(stat, "inactive_file ")
 		used = max(used, ratio(now-min(cache, now), n))
 	}
@@ -91,14 +108,16 @@ func (h *host) memory() (float64, error) {
 func (h *host) pressure(now time.Time) (float64, error) {
 	var most float64
 	for _, what := range []string{"cpu", "memory"} {
-		text, err := "", error(fs.ErrNotExist)
+		name, text, err := "", "", error(fs.ErrNotExist)
 		for folder := range h.groups() {
-			if text, err = h.read(filepath.Join(folder, what+".pressure")); err == nil {
+			name = filepath.Join(folder, what+".pressure")
+			if text, err = h.read(name); err == nil {
 				break
 			}
 		}
 		if err != nil {
-			if text, err = h.read("proc/pressure/" + what); err != nil {
+			name = "proc/pressure/" + what
+			if text, err = h.read(name); err != nil {
 				return 0, fmt.Errorf("the kernel does not tell of pressure: %w", err)
 			}
 		}
@@ -106,10 +125,9 @@ func (h *host) pressure(now time.Time) (float64, error) {
 		_, total, ok := strings.Cut(line, "total=")
 		n, err := strconv.ParseUint(total, 10, 64)
 		if !ok || !strings.HasPrefix(line, "some ") || err != nil {
-			return 0, fmt.Errorf("cannot read %q", line)
+			return 0, fmt.Errorf("%s begins with %q", name, line)
 		}
-		waited := h.since(what+".pressure", n)
-		if took := now.Sub(h.at).Seconds(); !h.at.IsZero() && took > 0 {
+		if waited, took := h.since(name, n, now); took > 0 {
 			most = max(most, float64(waited)/1e6/took)
 		}
 	}
@@ -133,17 +151,17 @@ func (h *host) groups() iter.Seq[string] {
 	}
 }
 
-// since returns by how much a counter has grown since the last call; the first time it is 0.
-func (h *host) since(name string, n uint64) uint64 {
+// since returns by how much a counter has grown since the last call, and in how many seconds; 0 the first time.
+func (h *host) since(name string, n uint64, now time.Time) (grown uint64, seconds float64) {
 	if h.counters == nil {
-		h.counters = map[string]uint64{}
+		h.counters = map[string]counter{}
 	}
 	last, known := h.counters[name]
-	h.counters[name] = n
-	if !known || n < last {
-		return 0
+	h.counters[name] = counter{n, now}
+	if !known || n < last.n {
+		return 0, 0
 	}
-	return n - last
+	return n - last.n, now.Sub(last.at).Seconds()
 }
 
 func (h *host) read(name string) (string, error) {

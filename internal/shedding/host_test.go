@@ -63,7 +63,7 @@ func TestHost(t *testing.T) {
 		"sys/fs/cgroup/system.slice/memory.current": "950\n",
 		"sys/fs/cgroup/system.slice/memory.stat":    "anon 1\ninactive_file 50\n",
 	})
-	h.at, at = at, at.Add(2*time.Second)
+	at = at.Add(2 * time.Second)
 	got, err = h.cpu(at)
 	want(t, "cpu of the host", got, err, 0.6)
 	got, err = h.memory()
@@ -76,12 +76,40 @@ func TestHost(t *testing.T) {
 		group + "cpu.pressure":    "some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\n",
 		group + "memory.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=1000005\n",
 	})
-	h.at, at = at, at.Add(2*time.Second)
+	at = at.Add(2 * time.Second)
 	got, err = h.cpu(at)
 	want(t, "cpu of the quota", got, err, 0.9)
 	got, err = h.pressure(at)
+	want(t, "pressure of the group, at first", got, err, 0)
+
+	at = at.Add(2 * time.Second)
+	files(t, root, map[string]string{group + "cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\n"})
+	got, err = h.pressure(at)
 	want(t, "pressure of the group", got, err, 0.5)
 
+	at = at.Add(time.Hour) // in which nobody has looked
+	files(t, root, map[string]string{
+		group + "cpu.stat":     "usage_usec 182000000\n",
+		group + "cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=362500000\n",
+	})
+	got, err = h.cpu(at)
+	want(t, "cpu of the quota, over an hour", got, err, 0.1)
+	got, err = h.pressure(at)
+	want(t, "pressure over an hour", got, err, 0.1)
+
+	files(t, root, map[string]string{"sys/fs/cgroup/system.slice/memory.current": "", group + "cpu.stat": "nonsense\n"})
+	if _, err := h.memory(); err == nil {
+		t.Error("memory without memory.current")
+	}
+	if _, err := h.cpu(at); err == nil {
+		t.Error("cpu of a quota without cpu.stat")
+	}
+	for _, text := range []string{"\n", "cpu garbage\n", "cpu 1 2 x 4 5\n", "intr 1 2 3 4 5\n"} {
+		files(t, root, map[string]string{"proc/stat": text})
+		if v, err := h.cpu(at); err == nil {
+			t.Errorf("cpu is %v with %q", v, text)
+		}
+	}
 	files(t, root, map[string]string{"proc/stat": "", "proc/meminfo": "MemTotal: 5 kB\n", group + "cpu.pressure": "nonsense\n"})
 	if _, err := h.cpu(at); err == nil {
 		t.Error("cpu without /proc/stat")
@@ -100,7 +128,6 @@ func TestHost_Real(t *testing.T) {
 	now := time.Now()
 	h.cpu(now)
 	h.pressure(now)
-	h.at = now
 	time.Sleep(200 * time.Millisecond)
 	now = time.Now()
 	for name, read := range map[string]func() (float64, error){

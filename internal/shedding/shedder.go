@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,33 +26,34 @@ type Proxy interface {
 	Buckets(i int, keys ...shaper.Key) []shaper.BucketState
 }
 
-// samples is how often in an interval what changes fast is looked at.
-const samples = 10
+// sampleEvery is how often what changes fast is looked at.
+const sampleEvery = interval / 10
 
 // Run looks once a second until ctx ends.
 func Run(ctx context.Context, s *shaper.Shaper, proxy Proxy, log *slog.Logger) {
 	d := newShedder(s, proxy, log, "/")
-	tick := time.NewTicker(interval / samples)
+	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
-	for n := 1; ; n++ {
+	for d.lookedAt = time.Now(); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 		d.sample(ctx)
-		if n%samples == 0 {
-			d.look(time.Now())
+		if now := time.Now(); now.Sub(d.lookedAt) >= interval-sampleEvery/2 {
+			d.look(now)
 		}
 	}
 }
 
 type shedder struct {
-	shaper *shaper.Shaper
-	proxy  Proxy
-	log    *slog.Logger
-	host   host
-	shares map[*shaper.LimitState]float64
+	shaper   *shaper.Shaper
+	proxy    Proxy
+	log      *slog.Logger
+	host     host
+	levels   map[*shaper.LimitState]*level // of the last look
+	lookedAt time.Time
 
 	// Since the last look:
 	late  time.Duration        // the longest
@@ -80,15 +83,19 @@ func (d *shedder) sample(ctx context.Context) {
 	}
 }
 
-// inUseAt returns which part of the maximum is in flight at limit i, and 1 while connections wait.
+// inUseAt returns which part of the maximum is in flight at limit i, and 1 while connections wait. An adaptive maximum is no
+// more than what is in use, so there only those that wait count.
 func (d *shedder) inUseAt(policy *shaper.Policy, i int) float64 {
-	bucket := d.proxy.Buckets(i, shaper.Key{Limit: policy.State(i).ID})[0]
-	if bucket.Waiting > 0 {
-		return 1
-	}
-	most := policy.Limit(i).MaxConnections
+	l, bucket := policy.Limit(i), d.proxy.Buckets(i, shaper.Key{Limit: policy.State(i).ID})[0]
+	most := l.MaxConnections
 	if bucket.Slots > 0 {
 		most = bucket.Slots
+	}
+	switch {
+	case bucket.Waiting > 0:
+		return 1
+	case l.Adapt == shaper.AdaptOn:
+		return 0
 	}
 	return float64(bucket.InFlight) / float64(most)
 }
@@ -96,53 +103,69 @@ func (d *shedder) inUseAt(policy *shaper.Policy, i int) float64 {
 // look looks at all that the limits of the current policy look at, and sets how much they shed.
 func (d *shedder) look(now time.Time) {
 	policy := d.shaper.Policy()
-	m := measured{shedder: d, policy: policy, now: now, found: map[string]finding{}}
-	before := d.shares
-	d.shares = map[*shaper.LimitState]float64{}
+	m := measured{shedder: d, now: now, found: map[string]finding{}}
+	before := d.levels
+	d.levels = map[*shaper.LimitState]*level{}
 	var levels []*level
 	for i := range policy.Sheds().All {
-		l := &level{of: policy.State(i), order: policy.Limit(i).Shed.Order, share: before[policy.State(i)]}
-		l.signals, l.load = m.signals(&policy.Limit(i).Shed)
-		levels = append(levels, l)
-	}
-	d.host.at, d.late = now, 0
-	clear(d.inUse)
-	advance(levels)
-	for _, l := range levels {
-		was := before[l.of]
-		d.shares[l.of] = l.share
-		l.of.Shed.Store(&shaper.ShedStatus{Share: l.share, Signals: l.signals})
-		switch {
-		case was == 0 && l.share > 0:
-			d.log.Warn("shedding begins", "limit", l.of.Name, "short", shortOf(l.signals))
-		case was > 0 && l.share == 0:
-			d.log.Info("shedding has ended", "limit", l.of.Name)
+		l := &level{of: policy.State(i), order: policy.Limit(i).Shed.Order, observes: policy.Limit(i).Observe}
+		if was := before[l.of]; was != nil {
+			l.share = was.share
 		}
+		m.measure(l, &policy.Limit(i).Shed)
+		levels = append(levels, l)
+		d.levels[l.of] = l
 	}
-	for of := range before {
-		if _, is := d.shares[of]; !is {
+	advance(levels, min(now.Sub(d.lookedAt), 5*interval).Seconds())
+	d.lookedAt, d.late = now, 0
+	clear(d.inUse)
+	for _, l := range levels {
+		l.of.Shed.Store(&shaper.ShedStatus{Share: l.share, Signals: l.signals})
+		was := before[l.of]
+		if was == nil {
+			was = &level{}
+		}
+		d.logChange(was, l)
+	}
+	for of, was := range before {
+		if d.levels[of] == nil {
 			of.Shed.Store(nil)
+			d.logChange(was, &level{of: of, observes: was.observes})
 		}
 	}
 }
 
-// shortOf names what is short.
-func shortOf(signals []shaper.ShedSignal) string {
-	var names []string
-	for _, s := range signals {
-		if s.Err == "" && s.Value >= s.Above {
-			names = append(names, s.Name)
+// logChange logs that a limit has begun or ended to shed, or cannot read something.
+func (d *shedder) logChange(was, is *level) {
+	mode := shaper.Mode(is.observes).String()
+	switch {
+	case was.share == 0 && is.share > 0:
+		d.log.Warn("shedding begins", "limit", is.of.Name, "mode", mode, "short", strings.Join(is.short(), ", "))
+	case was.share > 0 && is.share == 0:
+		d.log.Info("shedding has ended", "limit", is.of.Name, "mode", mode)
+	}
+	for _, s := range is.signals {
+		if s.Err != "" && !slices.ContainsFunc(was.signals, func(w shaper.ShedSignal) bool { return w.Name == s.Name && w.Err != "" }) {
+			d.log.Warn("nothing is shed for what cannot be read", "limit", is.of.Name, "signal", s.Name, "err", s.Err)
 		}
 	}
-	return strings.Join(names, ", ")
+}
+
+// short names what is short.
+func (l *level) short() (names []string) {
+	for _, s := range l.signals {
+		if s.Err == "" && s.Value >= s.Above {
+			names = append(names, strings.TrimSpace(s.Name+" "+s.Limit))
+		}
+	}
+	return names
 }
 
 // measured is what was found at one instant.
 type measured struct {
 	*shedder
-	policy *shaper.Policy
-	now    time.Time
-	found  map[string]finding
+	now   time.Time
+	found map[string]finding
 }
 
 type finding struct {
@@ -150,25 +173,32 @@ type finding struct {
 	err   error
 }
 
-// signals returns what s looks at, and the largest as a part of its threshold.
-func (m *measured) signals(s *shaper.Shed) (list []shaper.ShedSignal, load float64) {
-	add := func(key, name string, above float64, read func() (float64, error)) {
+// measure sets what l looks at, and what follows.
+func (m *measured) measure(l *level, s *shaper.Shed) {
+	add := func(name, limit string, above, most float64, read func() (float64, error)) {
+		key := name + " " + limit
 		f, known := m.found[key]
 		if !known {
 			f.value, f.err = read()
 			m.found[key] = f
 		}
-		signal := shaper.ShedSignal{Name: name, Value: f.value, Above: above}
+		signal := shaper.ShedSignal{Name: name, Limit: limit, Value: f.value, Above: above}
 		if f.err != nil {
 			signal.Err = f.err.Error()
 		} else {
-			load = max(load, f.value/above)
+			l.load = max(l.load, f.value/above)
+			excess := 1.0
+			if all := min(1.1*above, most); all > above {
+				excess = (f.value - above) / (all - above)
+			}
+			l.excess = max(l.excess, excess)
 		}
-		list = append(list, signal)
+		l.signals = append(l.signals, signal)
+		l.looksAt = append(l.looksAt, key)
 	}
 	percent := func(name string, n int, read func() (float64, error)) {
 		if n > 0 {
-			add(name, name, float64(n)/100, read)
+			add(name, "", float64(n)/100, 1, read)
 		}
 	}
 	percent("cpu", s.CPU, func() (float64, error) { return m.host.cpu(m.now) })
@@ -180,12 +210,11 @@ func (m *measured) signals(s *shaper.Shed) (list []shaper.ShedSignal, load float
 	})
 	if s.Late > 0 {
 		late := m.shedder.late.Seconds()
-		add("late", "late", s.Late.Seconds(), func() (float64, error) { return late, nil })
+		add("late", "", s.Late.Seconds(), math.Inf(1), func() (float64, error) { return late, nil })
 	}
 	if s.Limit != "" {
-		add("limit "+s.Limit, s.Limit, float64(s.Above)/100, func() (float64, error) { return mean(m.inUse[s.Limit]) })
+		add("limit", s.Limit, float64(s.Above)/100, 1, func() (float64, error) { return mean(m.inUse[s.Limit]) })
 	}
-	return list, load
 }
 
 func mean(values []float64) (float64, error) {

@@ -42,10 +42,16 @@ func TestLook(t *testing.T) {
 	var log strings.Builder
 	proxy := &fakeProxy{used: 10}
 	d := newShedder(s, proxy, slog.New(slog.NewTextHandler(&log, nil)), t.TempDir())
+	now := time.Now()
+	d.lookedAt = now
+	next := func() {
+		now = now.Add(interval)
+		d.sample(t.Context())
+		d.look(now)
+	}
 	look := func(wantBulk, wantLate float64) {
 		t.Helper()
-		d.sample(t.Context())
-		d.look(time.Now())
+		next()
 		b, l := p.State(p.Find("bulk")).Shed.Load(), p.State(p.Find("cpu")).Shed.Load()
 		if math.Abs(b.Share-wantBulk) > 1e-9 || math.Abs(l.Share-wantLate) > 1e-9 {
 			t.Errorf("%+v: bulk %+v, late %+v", proxy, b, l)
@@ -67,8 +73,7 @@ func TestLook(t *testing.T) {
 	proxy.used, proxy.took, proxy.bucket.InFlight = 0, 0, 0
 	look(0.22*(1-(0.9-0.35/0.8)/0.9/2), 0.2) // it was late meanwhile, and seven of ten in flight half of the time
 	for range 10 {
-		d.sample(t.Context())
-		d.look(time.Now())
+		next()
 	}
 	look(0, 0)
 	if n := strings.Count(log.String(), "shedding begins"); n != 2 {
@@ -79,7 +84,7 @@ func TestLook(t *testing.T) {
 	}
 	state := p.State(p.Find("bulk"))
 	swap(database)
-	d.look(time.Now())
+	d.look(now)
 	if state.Shed.Load() != nil {
 		t.Error("a limit that is gone still sheds")
 	}
