@@ -349,6 +349,7 @@ type LimitBucket struct {
 	Summary   string  `json:"summary"`            // effective values in words
 	Mode      string  `json:"mode"`               // "enforce", "observe"
 	SlotFor   string  `json:"slot_for,omitempty"` // see [Limit]
+	Shed      float64 `json:"shed,omitempty"`     // part of new connections that the limit refuses now
 	Bucket    *Bucket `json:"bucket,omitempty"`
 
 	Shared *LimitShare `json:"shared,omitempty"` // of the bucket, what this host may use now: hosts share the limit
@@ -453,7 +454,8 @@ type Shed struct {
 
 // ShedSignal is what such a limit looks at.
 type ShedSignal struct {
-	Name  string  `json:"name"`            // "cpu", "memory", "pressure", "late", "descriptors" or the name of a limit
+	Name  string  `json:"name"`            // "cpu", "memory", "pressure", "late", "descriptors" or "limit"
+	Limit string  `json:"limit,omitempty"` // its name, with "limit"
 	Value float64 `json:"value"`           // part of the whole, or seconds for "late"
 	Above float64 `json:"above"`           // from there on the limit sheds more
 	Error string  `json:"error,omitempty"` // why it cannot be read: then it sheds nothing

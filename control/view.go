@@ -235,7 +235,7 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 	if found := p.State(i).Shed.Load(); found != nil {
 		out.Shed = &api.Shed{Share: found.Share, Order: l.Shed.Order, Signals: []api.ShedSignal{}}
 		for _, s := range found.Signals {
-			out.Shed.Signals = append(out.Shed.Signals, api.ShedSignal{Name: s.Name, Value: s.Value, Above: s.Above, Error: s.Err})
+			out.Shed.Signals = append(out.Shed.Signals, api.ShedSignal{Name: s.Name, Limit: s.Limit, Value: s.Value, Above: s.Above, Error: s.Err})
 		}
 	}
 	v.Monitor.FillLimit(&out, p, i)

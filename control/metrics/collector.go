@@ -82,7 +82,7 @@ func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 			to.gauge(limitAdapted, float64(found.Limit), l.Name)
 		}
 		if found := s.Shed.Load(); found != nil {
-			to.gauge(limitShed, found.Share, l.Name)
+			to.gauge(limitShed, found.Share, l.Name, mode)
 		}
 		if p, sampled := c.Monitor.Conformance(s); sampled && l.Rate > 0 {
 			to.gauge(limitSigma, p.Sigma, l.Name)

@@ -176,6 +176,11 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 		p.Line("No limit matches: traffic passes without delay.")
 	default:
 		p.Line("%s", verdictText(x))
+		for _, l := range x.Limits {
+			if l.Shed > 0 {
+				p.Line("Limit %q %s %s of new connections: \"shaperd limits %s\" says why.", l.Limit, shedVerb(l.Mode), term.Percent(l.Shed), api.Printable(l.Limit))
+			}
+		}
 		p.Line("")
 		p.Table(bucketsTable(x.Limits))
 		p.Line("")
@@ -243,9 +248,6 @@ func verdictText(x api.Explanation) string {
 		return text
 	case x.Verdict == "delay":
 		return fmt.Sprintf("New traffic would be delayed by %s: limit %q, %s.", term.Seconds(next), x.By, x.Reason)
-	}
-	if x.Reason == shaper.ShedLoad.String() {
-		return fmt.Sprintf("A part of new connections is refused: limit %q sheds load, \"shaperd limits %s\" says why.", x.By, x.By)
 	}
 	return fmt.Sprintf("New traffic would be refused: limit %q, %s.", x.By, x.Reason)
 }

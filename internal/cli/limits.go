@@ -82,7 +82,7 @@ func effectiveSummary(l api.Limit) string {
 		s += ", " + adaptiveText(l.Adaptive)
 	}
 	if l.Shed != nil && l.Shed.Share > 0 {
-		s += ", sheds " + term.Percent(l.Shed.Share)
+		s += ", " + shedVerb(l.Mode) + " " + term.Percent(l.Shed.Share)
 	}
 	if len(l.Override) > 0 {
 		s += " (override: " + formatOverrides(l.Override) + ")"
@@ -119,8 +119,16 @@ func printAdaptive(item func(name, format string, args ...any), l api.Limit) {
 	}
 }
 
-func shedVerb(l api.Limit) string {
-	if l.Mode == "observe" {
+// signalName names a signal: `cpu`, `limit "database"`.
+func signalName(s api.ShedSignal) string {
+	if s.Limit != "" {
+		return fmt.Sprintf("%s %q", api.Printable(s.Name), s.Limit)
+	}
+	return api.Printable(s.Name)
+}
+
+func shedVerb(mode string) string {
+	if mode == "observe" {
 		return "would shed"
 	}
 	return "sheds"
@@ -128,15 +136,15 @@ func shedVerb(l api.Limit) string {
 
 // printShed prints how much a limit sheds, and what it looks at.
 func printShed(p *term.Printer, item func(name, format string, args ...any), l api.Limit) {
-	item("shed", "%s %s of new connections", shedVerb(l), term.Percent(l.Shed.Share))
+	item("shed", "%s %s of new connections", shedVerb(l.Mode), term.Percent(l.Shed.Share))
 	for _, s := range l.Shed.Signals {
 		show := term.Percent
 		if s.Name == "late" {
 			show = term.Seconds
 		}
-		switch text := fmt.Sprintf("%s %s, sheds from %s", api.Printable(s.Name), show(s.Value), show(s.Above)); {
+		switch text := fmt.Sprintf("%s %s, sheds from %s", signalName(s), show(s.Value), show(s.Above)); {
 		case s.Error != "":
-			item("", "%s: %s", p.Red("cannot read "+api.Printable(s.Name)), api.Printable(s.Error))
+			item("", "%s: %s", p.Red("cannot read "+signalName(s)), api.Printable(s.Error))
 		case s.Value >= s.Above:
 			item("", "%s", p.Red(text))
 		default:

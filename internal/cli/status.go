@@ -131,16 +131,18 @@ func sheddingText(l api.Limit) string {
 	for _, s := range l.Shed.Signals {
 		switch {
 		case s.Error != "":
-			failed = append(failed, api.Printable(s.Name))
+			failed = append(failed, signalName(s))
 		case s.Value >= s.Above:
-			short = append(short, api.Printable(s.Name))
+			short = append(short, signalName(s))
 		}
 	}
 	text := ""
 	if l.Shed.Share > 0 {
-		text = fmt.Sprintf("Limit %q %s %s of its new connections", l.Name, shedVerb(l), term.Percent(l.Shed.Share))
+		text = fmt.Sprintf("Limit %q %s %s of its new connections", l.Name, shedVerb(l.Mode), term.Percent(l.Shed.Share))
 		if len(short) > 0 {
-			text += ", short of " + strings.Join(short, ", ")
+			text += ": short of " + strings.Join(short, ", ")
+		} else {
+			text += ", and gives back"
 		}
 		text += ". "
 	}

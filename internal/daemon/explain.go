@@ -57,8 +57,10 @@ func (s *server) addBuckets(x *explain.Explanation, p *shaper.Policy) {
 			continue
 		}
 		if l.Shed.Any() {
-			if st := p.State(i).Shed.Load(); st != nil && st.Share > 0 && at.Mode == shaper.Enforce.String() {
-				worse(l, shaper.Refuse, shaper.ShedLoad, shaper.ShedRetryAfter)
+			if st := p.State(i).Shed.Load(); st != nil && x.Attach == nil {
+				if at.Shed = st.Share; st.Share == 1 && at.Mode == shaper.Enforce.String() {
+					worse(l, shaper.Refuse, shaper.ShedLoad, shaper.ShedRetryAfter)
+				}
 			}
 			continue
 		}

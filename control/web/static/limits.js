@@ -284,7 +284,8 @@ function shed(l) {
     name: l.mode === 'observe' ? 'Would shed' : 'Sheds', value: `${percent(s.share)} of the new connections`,
     title: s.signals.map((x) => {
       const show = x.name === 'late' ? seconds : percent;
-      return x.error ? `${x.name}: ${x.error}` : `${x.name} ${show(x.value)}, sheds from ${show(x.above)}`;
+      const name = x.limit ? `limit ${x.limit}` : x.name;
+      return x.error ? `${name}: ${x.error}` : `${name} ${show(x.value)}, sheds from ${show(x.above)}`;
     }).join('\n'),
   };
 }
