@@ -83,7 +83,7 @@ func newAdmission(sg *sharing) *admission {
 	return &admission{
 		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(), yieldIdle: func(*gate, leaky.Time) {},
 		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, adapters: map[*shaper.LimitState]*adapter{},
-		queues:    map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
+		queues: map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
 	}
 }
 

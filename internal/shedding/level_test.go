@@ -22,7 +22,7 @@ func TestAdvance(t *testing.T) {
 		{0, 0, 1, "0.50 0.00"},
 		{1.2, 0, 1, "0.60 0.00"},
 		{0, 1.2, 1, "0.30 0.10"}, // only the other is short
-		{0, 0, 1, "0.30 0.05"}, // it gives back after the other, which looks at the same
+		{0, 0, 1, "0.30 0.05"},   // it gives back after the other, which looks at the same
 		{0, 0, 1, "0.30 0.00"},
 		{0.45, 0, 1, "0.22 0.00"}, // less is given back closer to the threshold
 		{0.89, 0, 1, "0.21 0.00"},
@@ -62,8 +62,12 @@ func TestAdvance_Time(t *testing.T) {
 		from, to              float64
 		want                  float64 // seconds
 	}{
-		{0, 0, 1, 1, 0, 5}, {0.5, 0, 1, 1, 0, 12}, {0.899, 0, 1, 1, 0, 59},
-		{1.2, 1, 1, 0, 1, 10}, {1.2, 1, 2, 0, 1, 10}, {1, 0, 1, 0, 1, 50},
+		{0, 0, 1, 1, 0, 5},
+		{0.5, 0, 1, 1, 0, 12},
+		{0.899, 0, 1, 1, 0, 59},
+		{1.2, 1, 1, 0, 1, 10},
+		{1.2, 1, 2, 0, 1, 10},
+		{1, 0, 1, 0, 1, 50},
 	} {
 		l := &level{load: tt.load, excess: tt.excess, share: tt.from}
 		took := 0.0

@@ -401,7 +401,7 @@ var shedKeys = keys{
 	{
 		name: "order", typ: integerType(1, shaper.MaxShedOrder), def: "1",
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.Shed.Order }),
-		doc:   "Limits of order 2 begin to shed when those of order 1 that are short of something refuse all, and give back before those " +
+		doc: "Limits of order 2 begin to shed when those of order 1 that are short of something refuse all, and give back before those " +
 			"that look at the same; and so on.",
 	},
 }
