@@ -10,24 +10,25 @@ import {
 // The states, the worst last: [tone, text].
 const states = [
   ['idle', 'idle'], ['good', 'passing'], ['info', 'observing'], ['info', 'would throttle'],
-  ['warn', 'throttling'], ['refused', 'refusing'], ['bad', 'violated'],
+  ['warn', 'throttling'], ['warn', 'shedding'], ['refused', 'refusing'], ['bad', 'violated'],
 ];
-const [idle, passing, observing, wouldThrottle, throttling, refusing, violated] = states.keys();
+const [idle, passing, observing, wouldThrottle, throttling, shedding, refusing, violated] = states.keys();
 
 // refusedRate returns the number of datagrams and connections that l refuses per second.
 export const refusedRate = (l) => sum(l.refused_rate);
 
 function stateOf(l) {
   if (!l.conformance.conformant) return violated;
-  if (l.mode === 'observe') return l.throttling || refusedRate(l) > 0 ? wouldThrottle : observing;
+  if (l.mode === 'observe') return l.throttling || l.shed?.share > 0 || refusedRate(l) > 0 ? wouldThrottle : observing;
   if (refusedRate(l) > 0) return refusing;
+  if (l.shed?.share > 0) return shedding;
   if (l.throttling) return throttling;
   const passes = [l.bytes_rate, l.packets_rate, l.admitted_rate].some((r) => r['10s'] > 0);
   return passes || l.in_flight > 0 ? passing : idle;
 }
 
 export const isViolated = (l) => stateOf(l) === violated;
-export const isThrottling = (l) => stateOf(l) === throttling || stateOf(l) === refusing;
+export const isThrottling = (l) => stateOf(l) >= throttling && !isViolated(l);
 export const wouldBeThrottling = (l) => stateOf(l) === wouldThrottle;
 export const anchor = (name) => `#limit-${encodeURIComponent(name)}`;
 
