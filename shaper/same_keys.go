@@ -18,7 +18,7 @@ func (p *Policy) CountsSameKeys(q *Policy) bool {
 		}
 		a, b := &p.limits[i], &q.limits[j]
 		byASN := a.Key&KeyASN != 0 || len(a.Match.ASN) > 0
-		same = a.Name == b.Name && a.Key == b.Key && a.IPv4Prefix == b.IPv4Prefix && a.IPv6Prefix == b.IPv6Prefix &&
+		same = a.Name == b.Name && a.SlotFor.InTurns() == b.SlotFor.InTurns() && a.Key == b.Key && a.IPv4Prefix == b.IPv4Prefix && a.IPv6Prefix == b.IPv6Prefix &&
 			a.Direction == b.Direction && reflect.DeepEqual(a.Match, b.Match) && (!byASN || p.asns == q.asns)
 	}
 	return false

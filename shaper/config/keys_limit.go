@@ -158,17 +158,17 @@ var limitKeys = keys{
 			"that within TLS. Without `new_connections`, not `shared`.",
 	},
 	{
-		name: "turn_gap", typ: durationType(0, shaper.MaxTurnGap), def: `"1ms"`, needs: []condition{takingTurns}, overridable: true,
+		name: "turn_gap", typ: durationType(0, shaper.MaxTurnGap), def: `"10ms"`, needs: []condition{takingTurns}, overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *time.Duration { return &l.TurnGap }),
 		preset: on(func(l *shaper.Limit) any {
 			if l.SlotFor.InTurns() {
-				return time.Millisecond
+				return 10 * time.Millisecond
 			}
 			return time.Duration(0)
 		}),
-		doc: "A turn is over when an answer has begun and nothing has moved for that long. Choose more than what a client needs from an " +
-			"answer to the next question where several belong together and lock something. While others wait a connection keeps " +
-			"its slot for 10 times that, at most.",
+		doc: "A turn is over when an answer has begun and nothing has moved for that long. Choose more than an answer pauses in its midst, " +
+			"and than what a client needs from an answer to the next question where several belong together and lock something. " +
+			"While others wait a connection asks no more after 10 times that until it gets a slot again.",
 	},
 	{
 		name: "yield_after", typ: durationType(0, 240*time.Hour), def: `"0s"`, needs: []condition{capping, atListeners("unsupported at attachments, where no connection waits for a slot")}, overridable: true,
