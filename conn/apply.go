@@ -197,8 +197,8 @@ const followSlice = leaky.Second / 2000
 // follow updates connections to the current policy, in batches.
 func (c *change) follow() {
 	p := c.Proxy
-	inBatches(p.loop, &p.sessions, func(s *session, now leaky.Time) { s.applyPolicy(c.policy, now) })
-	inBatches(p.loop, &p.flowList, func(f *udpFlow, now leaky.Time) { f.applyPolicy(c.policy, now) })
+	inBatches(p.loop, &p.sessions, func(s *session, now leaky.Time) { s.applyPolicy(c.policy, now); p.admission.run(now) })
+	inBatches(p.loop, &p.flowList, func(f *udpFlow, now leaky.Time) { f.applyPolicy(c.policy, now); p.admission.run(now) })
 	for more := true; more; {
 		p.loop.call(func(now leaky.Time) {
 			for end := now + followSlice; more && now < end; now = p.loop.clock.Now() {

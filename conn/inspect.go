@@ -66,6 +66,9 @@ func (s *session) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 	c.Idle = now.Sub(max(s.activity.lastActive, s.started)).Duration()
 	setWaited(c, s.account.total(s.up.unit.path, s.down.unit.path))
 	switch {
+	case s.turn != nil && s.turn.queue != nil:
+		c.ThrottledBy = s.turn.queue.current().gate.state.Name
+		c.Waited += s.turn.waitTime(now).Duration()
 	case s.queue != nil:
 		c.ThrottledBy = s.queue.current().gate.state.Name
 		c.Waited += s.waitTime(now).Duration()

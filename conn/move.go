@@ -100,7 +100,8 @@ func (d *direction) keeps() bool { return d == &d.session.up && d.session.resend
 
 // looks reports whether what d sends is looked at.
 func (d *direction) looks() bool {
-	return d == &d.session.down && d.session.turn != nil && d.session.turn.looks
+	t := d.session.turn
+	return t != nil && t.looks && !t.pg.lost
 }
 
 // holds reports whether d has read what it has not sent.
@@ -162,7 +163,12 @@ func (d *direction) copy(limit int) int {
 		d.session.resend.keep(b[:n])
 	}
 	if d.looks() {
-		d.session.turn.ready.see(b[:n])
+		header := min(uint64(n), d.headerLen-min(d.moved, d.headerLen))
+		if payload := b[header:n]; d == &d.session.up {
+			d.session.turn.pg.sent(payload)
+		} else {
+			d.session.turn.pg.received(payload)
+		}
 	}
 	if len(d.unwritten) > 0 {
 		d.unwritten = d.unwritten[n:]

@@ -26,6 +26,9 @@ func (s *session) resetWhenSent(now leaky.Time) {
 	s.stopRelaying(now)
 	s.dropUnsent()
 	s.stage, s.server.failed = stageResetting, true
+	if s.turn != nil {
+		s.turn.serverFailed(now)
+	}
 	wait := resetCheck
 	left, progress, start := sock.Unacked(s.client.fd), now, now
 	s.timer.Fire = func(now leaky.Time) {

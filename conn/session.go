@@ -72,6 +72,9 @@ func (s *session) relay(header []byte, now leaky.Time) {
 	if s.resend.tries > 0 {
 		s.down.pacingRate, s.down.lowat = pacing, lowat
 	}
+	if s.turn != nil {
+		s.turn.pg.begin(true)
+	}
 	s.updateSlots(now)
 	s.up.blocked = s.turn != nil && (s.up.headerLen == 0 || uint64(len(s.up.unwritten)) > s.up.headerLen)
 	s.reroute(s.proxy.shaper.Policy(), now)
@@ -124,6 +127,9 @@ func (s *session) peerFailed(e *endpoint, now leaky.Time) {
 		e.failed = true
 		s.up.dstShut = true
 		s.proxy.loop.scheduler.withdraw(now, &s.up.unit)
+		if s.turn != nil {
+			s.turn.serverFailed(now)
+		}
 		e.readable, e.mustPoll = true, true
 		s.down.advance(now)
 	}
@@ -286,6 +292,9 @@ func (s *session) rebind(now leaky.Time) {
 		return
 	}
 	s.binding, s.listen, s.failedDownstreams = to, to.name, nil
+	if s.turn != nil {
+		s.turn.listen = to.name
+	}
 	if s.stage == stageRelaying {
 		from.counts.Open.Add(-1)
 		to.counts.Open.Add(1)

@@ -25,8 +25,9 @@ type turnSlot struct {
 	replied bool       // the downstream has begun to answer the last question
 	moved   leaky.Time // when bytes last moved
 	gap     leaky.Time // the longest turn_gap of the limits
+	turnGap leaky.Time // the longest of those that count turns, not transactions
 	looks   bool       // a limit counts transactions
-	ready   readyForQuery
+	pg      pgConversation
 	end     pacer.Event
 }
 
@@ -37,17 +38,31 @@ const turnsKept = 10
 func (s *session) updateTurn(now leaky.Time) {
 	t := s.turn
 	switch {
-	case t != nil && t.active:
+	case t != nil:
+		looked := t.looks
+		if t.setGap(); t.looks && !looked {
+			t.pg.begin(false)
+			t.pg.lost = t.active // it begins in the midst of an answer
+		}
+		if !t.active {
+			return
+		}
 		t.update(&s.flow, s.route, s.removed, now)
-		t.setGap()
-	case t == nil && s.admission.policy.PerTurn()&s.route.Limits() != 0:
+		if t.replied {
+			s.proxy.loop.pacer.Schedule(&t.end, now)
+		}
+	case s.admission.policy.PerTurn()&s.route.Limits() != 0:
 		t = &turnSlot{session: s}
 		t.admission, t.inTurns, t.owner = s.admission, true, t
 		t.end.Fire = t.mayEnd
 		s.turn = t
+		t.setGap()
+		asked := s.turns.question && s.turns.askedAt != 0 || s.up.unit.queued
+		t.pg.begin(s.stage != stageRelaying || s.up.moved <= s.up.headerLen)
+		t.pg.lost = asked // it begins in the midst of an answer
 		switch {
 		case s.stage != stageRelaying:
-		case s.turns.question && s.turns.askedAt != 0 || s.up.unit.queued: // asked already
+		case asked:
 			t.begin(now)
 		default:
 			s.up.blocked = true
@@ -64,27 +79,36 @@ func (t *turnSlot) begin(now leaky.Time) {
 	t.setGap()
 }
 
+// setGap sets what follows from the limits of the current policy.
 func (t *turnSlot) setGap() {
-	t.gap, t.looks = 0, false
-	for _, gt := range t.held {
-		t.gap = max(t.gap, leaky.FromDuration(gt.limit.TurnGap))
-		t.looks = t.looks || gt.limit.SlotFor == shaper.PerTransaction
+	policy := t.session.admission.policy
+	t.gap, t.turnGap, t.looks = 0, 0, false
+	for i := range (policy.PerTurn() & t.session.route.Limits()).All {
+		l := policy.Limit(i)
+		t.gap = max(t.gap, leaky.FromDuration(l.TurnGap))
+		if l.SlotFor == shaper.PerTransaction {
+			t.looks = true
+		} else {
+			t.turnGap = max(t.turnGap, leaky.FromDuration(l.TurnGap))
+		}
 	}
 }
 
 // ask waits for slots if the client has a question. Its FIN needs none.
 func (t *turnSlot) ask(now leaky.Time) {
 	s := t.session
-	if !s.up.blocked || t.asking || s.stage != stageRelaying || !s.up.holds() && !s.client.readable {
+	if !s.up.blocked || t.active || t.asking || s.up.dstShut || s.stage != stageRelaying || !s.up.holds() && !s.client.readable {
 		return
 	}
 	if !s.up.holds() {
-		switch n, errno := sock.Peek(s.client.fd, s.proxy.loop.scratch[:1]); {
+		b := s.proxy.loop.scratch[:16]
+		switch n, errno := sock.Peek(s.client.fd, b); {
 		case errno == unix.EAGAIN:
 			s.client.markDrained()
 			return
-		case errno != 0 || n == 0:
+		case errno != 0 || n == 0 || t.looks && t.pg.needsNoSlot(b[:n]):
 			s.up.blocked = false
+			s.up.deferMove()
 			return
 		}
 	}
@@ -95,11 +119,12 @@ func (t *turnSlot) ask(now leaky.Time) {
 // sent records that bytes went to the downstream.
 func (t *turnSlot) sent(now leaky.Time) {
 	if !t.active {
-		t.session.up.blocked = !t.session.up.holds() // after the header
+		if t.session.up.blocked = !t.session.up.holds(); t.session.up.blocked { // after the header
+			t.session.proxy.loop.runLater(t.ask)
+		}
 		return
 	}
 	t.replied, t.moved = false, now
-	t.ready.begin()
 }
 
 // received records that bytes came from the downstream.
@@ -108,21 +133,24 @@ func (t *turnSlot) received(now leaky.Time) {
 		return
 	}
 	t.replied, t.moved = true, now
+	t.closeTap(now)
 	wheel := t.session.proxy.loop.pacer
 	if due := t.due(now); due <= now {
 		wheel.Schedule(&t.end, now)
-	} else if due != leaky.Never && !t.end.Scheduled() {
+	} else if due != leaky.Never {
 		wheel.Schedule(&t.end, due)
 	}
 }
 
 // due is when the turn is over if nothing moves.
 func (t *turnSlot) due(now leaky.Time) leaky.Time {
-	switch idle, known := t.ready.idle(); {
-	case t.looks && known && !idle:
-		return leaky.Never
-	case t.looks && idle, t.mustYield(now):
-		return now
+	if t.looks {
+		switch idle, known := t.pg.idle(); {
+		case idle:
+			return t.moved + t.turnGap
+		case known:
+			return leaky.Never
+		}
 	}
 	return t.moved + t.gap
 }
@@ -140,6 +168,16 @@ func (t *turnSlot) mustYield(now leaky.Time) bool {
 	return false
 }
 
+// closeTap lets the client ask no more until it has slots again.
+func (t *turnSlot) closeTap(now leaky.Time) {
+	s := t.session
+	if _, known := t.pg.idle(); t.looks && known || !t.mustYield(now) || s.up.blocked {
+		return
+	}
+	s.up.blocked = true
+	s.proxy.loop.scheduler.withdraw(now, &s.up.unit)
+}
+
 // mayEnd ends the turn if it is over.
 func (t *turnSlot) mayEnd(now leaky.Time) {
 	s := t.session
@@ -147,8 +185,8 @@ func (t *turnSlot) mayEnd(now leaky.Time) {
 		return
 	}
 	due := t.due(now)
-	if s.up.pending() || s.down.pending() || s.up.unit.queued || s.down.unit.queued {
-		due = max(due, now+max(t.gap, leaky.Second/1000))
+	if s.up.pending() && !s.up.blocked || s.down.pending() || s.up.unit.queued || s.down.unit.queued {
+		due = max(due, now+max(t.gap, leaky.Second/20))
 	}
 	switch {
 	case due == leaky.Never:
@@ -176,6 +214,14 @@ func (t *turnSlot) leave(now leaky.Time) {
 	}
 }
 
+// serverFailed gives up the slots when the downstream has ended the connection.
+func (t *turnSlot) serverFailed(now leaky.Time) {
+	if t.session.turns.askedAt != 0 {
+		t.failed(now)
+	}
+	t.leave(now)
+}
+
 // addWait adds what t has waited to the account of its session.
 func (t *turnSlot) addWait() {
 	if at := t.longestAt; at != nil {
@@ -193,12 +239,13 @@ func (t *turnSlot) admitted(now leaky.Time) {
 	s := t.session
 	t.addWait()
 	t.asking = false
-	if t.dropped {
+	if t.dropped || s.up.dstShut {
 		t.dropped = false
 		t.release(now)
 		t.ask(now)
 		return
 	}
+	s.activity.throttled = true
 	t.begin(now)
 	s.up.blocked = false
 	s.up.deferMove()

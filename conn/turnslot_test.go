@@ -2,6 +2,7 @@ package conn
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -110,36 +111,61 @@ func TestTurnSlot_Conversation(t *testing.T) {
 	}
 }
 
-// A transaction of PostgreSQL keeps its slot however long it pauses, and no longer. Before the server has spoken the protocol
-// turn_gap decides.
+// pgServer speaks as much of the protocol of PostgreSQL as a test needs: each query says with which status its answer ends.
+func pgServer(c *net.TCPConn) {
+	head := make([]byte, 4)
+	if _, err := io.ReadFull(c, head); err != nil {
+		return
+	}
+	io.CopyN(io.Discard, c, int64(binary.BigEndian.Uint32(head))-4)
+	c.Write([]byte(pgMessage('R', "\x00\x00\x00\x00") + pgMessage('Z', "I")))
+	for head = make([]byte, 5); ; {
+		if _, err := io.ReadFull(c, head); err != nil {
+			return
+		}
+		body := make([]byte, binary.BigEndian.Uint32(head[1:])-4)
+		if _, err := io.ReadFull(c, body); err != nil {
+			return
+		}
+		for _, x := range []byte(pgMessage('C', "yes") + pgMessage('Z', string(body[:1]))) { // in pieces
+			c.Write([]byte{x})
+		}
+	}
+}
+
+// dialPg connects to a pgServer.
+func dialPg(t *testing.T, addr string) *net.TCPConn {
+	c := dial(t, addr)
+	c.Write([]byte(pgMessage(0, pgStartup)))
+	if _, err := io.ReadFull(c, make([]byte, 9+6)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func pgAsk(c *net.TCPConn, status string) { c.Write([]byte(pgMessage('Q', status))) }
+
+func pgAnswered(c *net.TCPConn, within time.Duration) bool {
+	c.SetReadDeadline(time.Now().Add(within))
+	_, err := io.ReadFull(c, make([]byte, 8+6))
+	return err == nil
+}
+
+// A transaction of PostgreSQL keeps its slot however long it pauses, and no longer.
 func TestTurnSlot_Transaction(t *testing.T) {
 	t.Parallel()
-	r := start(t, shaper.TCP, server(t, func(c *net.TCPConn) {
-		for b := make([]byte, 1); ; {
-			if _, err := c.Read(b); err != nil {
-				return
-			}
-			if b[0] == '?' {
-				c.Write([]byte("S"))
-				continue
-			}
-			for _, x := range []byte("C\x00\x00\x00\x08yesZ\x00\x00\x00\x05" + string(b)) { // in pieces
-				c.Write([]byte{x})
-			}
-		}
-	}))
+	r := start(t, shaper.TCP, server(t, pgServer))
 	limit := turnLimit(1, 10*time.Second)
 	limit.SlotFor = shaper.PerTransaction
 	r.apply(limit)
-	say := func(c *net.TCPConn, b byte) bool {
-		c.Write([]byte{b})
-		_, err := io.ReadFull(c, make([]byte, 14))
-		return err == nil
-	}
-	a, b := dial(t, r.addr()), dial(t, r.addr())
+	a, b := dialPg(t, r.addr()), dialPg(t, r.addr())
 	begun := time.Now()
-	say(a, 'I')
-	if !say(b, 'I') || !say(a, 'T') {
+	for _, status := range []string{"I", "I", "T", "E", "I"} {
+		if pgAsk(a, status); !pgAnswered(a, testTimeout) {
+			t.Fatal("no answer")
+		}
+	}
+	if pgAsk(b, "I"); !pgAnswered(b, testTimeout) {
 		t.Fatal("no answer")
 	}
 	if d := time.Since(begun); d > 5*time.Second {
@@ -147,27 +173,21 @@ func TestTurnSlot_Transaction(t *testing.T) {
 	}
 	limit.TurnGap = time.Millisecond
 	r.apply(limit)
-	b.Write([]byte("I"))
+	if pgAsk(a, "T"); !pgAnswered(a, testTimeout) {
+		t.Fatal("no answer")
+	}
+	pgAsk(b, "I")
 	for range 3 {
-		if b.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); readByte(b) {
+		if pgAnswered(b, 100*time.Millisecond) {
 			t.Fatal("another connection has got a slot during a transaction")
 		}
-		say(a, 'E')
-	}
-	say(a, 'I')
-	b.SetReadDeadline(time.Now().Add(testTimeout))
-	if _, err := io.ReadFull(b, make([]byte, 14)); err != nil {
-		t.Fatal("the slot is not free after a transaction")
-	}
-
-	c := dial(t, r.addr())
-	for range 3 {
-		if c.Write([]byte("?")); !readByte(c) {
+		if pgAsk(a, "E"); !pgAnswered(a, testTimeout) {
 			t.Fatal("no answer")
 		}
-		if !say(b, 'I') {
-			t.Fatal("an answer that is not of PostgreSQL keeps the slot")
-		}
+	}
+	pgAsk(a, "I")
+	if !pgAnswered(b, testTimeout) {
+		t.Fatal("the slot is not free after a transaction")
 	}
 	r.freed()
 }
@@ -306,10 +326,12 @@ func TestTurnSlot_Reload(t *testing.T) {
 	connections.SlotFor = shaper.PerConnection
 	for i, limits := range [][]shaper.Limit{{turnLimit(2, time.Millisecond)}, {keyed}, {}, {turnLimit(1, 0)}, {connections}, {turnLimit(5, time.Millisecond)}} {
 		r.apply(limits...)
+		want := []int64{2, 3, 30, 1, 30, 5}[i]
+		testutil.WaitFor(t, "those beyond the maximum to end", func() bool { return len(limits) == 0 || r.inTurn() <= want })
 		time.Sleep(200 * time.Millisecond)
 		sv.most.Store(0)
 		time.Sleep(100 * time.Millisecond)
-		if want := []int64{2, 3, 30, 1, 30, 5}[i]; sv.most.Load() > want {
+		if sv.most.Load() > want {
 			t.Errorf("%d: %d at once, want %d", i, sv.most.Load(), want)
 		}
 	}
