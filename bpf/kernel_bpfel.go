@@ -374,6 +374,7 @@ const (
 	kernelReasonREASON_MEMORY_FULL  kernelReason = 8
 	kernelReasonREASON_BLOCKED      kernelReason = 9
 	kernelReasonREASON_FLOW_CLOSED  kernelReason = 10
+	kernelReasonREASON_SHED         kernelReason = 11
 )
 
 type kernelRing struct {

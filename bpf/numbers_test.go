@@ -27,7 +27,8 @@ func TestNumbers_OfPackageShaper(t *testing.T) {
 		{"MEMORY_FULL", int(kernelReasonREASON_MEMORY_FULL), int(shaper.MemoryFull)},
 		{"BLOCKED", int(kernelReasonREASON_BLOCKED), int(shaper.Blocked)},
 		{"FLOW_CLOSED", int(kernelReasonREASON_FLOW_CLOSED), int(shaper.FlowClosed)},
-		{"reasons", int(kernelReasonREASON_FLOW_CLOSED) + 1, shaper.NumReasons},
+		{"SHED", int(kernelReasonREASON_SHED), int(shaper.ShedLoad)},
+		{"reasons", int(kernelReasonREASON_SHED) + 1, shaper.NumReasons},
 
 		{"OTHER", int(kernelProtocolPROTOCOL_OTHER), int(shaper.AnyProtocol)},
 		{"TCP", int(kernelProtocolPROTOCOL_TCP), int(shaper.TCP)},
