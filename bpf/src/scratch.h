@@ -25,7 +25,7 @@ enum reason {
 	REASON_MEMORY_FULL,
 	REASON_BLOCKED,
 	REASON_FLOW_CLOSED, /* proxy plane only */
-	REASON_SHED, /* proxy plane only */
+	REASON_SHED,	    /* proxy plane only */
 };
 
 #define NO_LIMIT (~0U)
