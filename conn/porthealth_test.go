@@ -144,13 +144,14 @@ func TestUDPFlow_LeavesEjectedDownstream(t *testing.T) {
 	r.listen.Downstream = append(r.listen.Downstream, shaper.Downstream{Host: hosts[1], Port: served})
 	r.listen.EjectAfter, r.listen.EjectFor, r.listen.UDPIdleTimeout = 1, time.Minute, time.Minute
 	r.apply()
-	r.proxy.loop.call(func(now leaky.Time) {
+	eject := func(now leaky.Time) {
 		for _, d := range r.proxy.listeners["l"].downstreams {
 			d.ports = map[uint16]*portHealth{d.Port: {failures: 1, ejectedUntil: now + 60*leaky.Second}}
 		}
-	})
+	}
 	c := udpFrom(t, "127.0.0.1", r.addr())
 	testutil.WaitFor(t, "a flow to the closed port", func() bool {
+		r.proxy.loop.call(eject) // a reply of the other one has ended that
 		c.Write([]byte("x"))
 		there := false
 		r.proxy.loop.call(func(now leaky.Time) {

@@ -61,10 +61,14 @@ func (p *Process) Running() bool {
 	}
 }
 
-// Kill sends SIGKILL and waits for the exit.
+// Kill sends SIGKILL to the process and those that it has started, such as the workers of nginx, and waits for its exit.
 func (p *Process) Kill() {
-	_ = p.cmd.Process.Kill() // fails after the exit
-	<-p.exited
+	select {
+	case <-p.exited: // its number may be another's
+	default:
+		_ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL)
+		<-p.exited
+	}
 }
 
 // AwaitExit waits until the process has exited, and returns an error if it does not exit in time
