@@ -187,17 +187,17 @@ func TestTurnSlot_CancelRequest(t *testing.T) {
 	limit := turnLimit(1, time.Second)
 	limit.SlotFor = shaper.PerTransaction
 	request := pgMessage(0, "\x04\xd2\x16\x2e........")
-	cancelled := make(chan bool)
+	canceled := make(chan bool)
 	r := start(t, shaper.TCP, server(t, func(c *net.TCPConn) {
 		b := make([]byte, 100)
 		n, _ := c.Read(b)
 		if string(b[:n]) == request {
-			close(cancelled)
+			close(canceled)
 			return
 		}
 		c.Write([]byte(pgMessage('R', "\x00\x00\x00\x00") + pgMessage('Z', "I")))
 		c.Read(b)
-		<-cancelled
+		<-canceled
 		c.Write([]byte(pgMessage('C', "yes") + pgMessage('Z', "I")))
 	}), limit)
 	c := dialPg(t, r.addr())
@@ -205,7 +205,7 @@ func TestTurnSlot_CancelRequest(t *testing.T) {
 	testutil.WaitFor(t, "the slot to be taken", func() bool { return r.inTurn() == 1 })
 	dial(t, r.addr()).Write([]byte(request))
 	if !pgAnswered(c, testTimeout) {
-		t.Error("the query is not cancelled")
+		t.Error("the query is not canceled")
 	}
 }
 

@@ -87,8 +87,8 @@ shed = { limit = "database", above = "80%%" }
 		t.Errorf("without shedding %.1f %% are answered: the load is too low to show anything", 100*critical)
 	}
 	d.reload(config(false))
-	load(12 * time.Second) // the share grows
-	critical, others = load(10 * time.Second)
+	load(9 * time.Second) // the share grows
+	critical, others = load(6 * time.Second)
 	t.Logf("with shedding %.2f %% and %.1f %% are answered, %.0f %% are shed", 100*critical, 100*others, 100*share())
 	if critical < 0.99 || others == 0 || others > 0.5 {
 		t.Errorf("with shedding %.2f %% and %.1f %% are answered", 100*critical, 100*others)
