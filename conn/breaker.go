@@ -139,13 +139,14 @@ func (s *session) attemptSucceeded(now leaky.Time) {
 	}
 	s.endTrying()
 	b.failures, b.openUntil, d.recoveredAt = 0, 0, now
-	d.listener.scheduleHold(now)
 	d.logState(slog.LevelInfo, "breaker closed", s.target().portOn(d))
 	d.listener.wakeLater()
-	if !d.othersUsable() {
-		d.listener.gateWaiters()
-		d.listener.goOn(now)
+	if d.othersUsable() {
+		d.listener.scheduleHold(now)
+		return
 	}
+	d.listener.gateWaiters()
+	d.listener.goOn(now)
 }
 
 // open opens the breaker of d, again if it is open.

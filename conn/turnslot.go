@@ -31,7 +31,7 @@ type turnSlot struct {
 	end     pacer.Event
 }
 
-// turnsKept is for how many times turn_gap a session keeps its slots while others wait: it loses them with the next answer.
+// turnsKept is after how many times turn_gap a session that others wait for asks no more until it gets slots again.
 const turnsKept = 10
 
 // updateTurn makes s hold the slots that the current policy requires of a turn.

@@ -57,6 +57,29 @@ func (r *proxyRig) freed() {
 	testutil.WaitFor(r.t, "all slots to be free", func() bool { return r.inTurn() == 0 })
 }
 
+// askOnOpen has n clients that stay connected ask one question after the other, until the result is called.
+func (r *proxyRig) askOnOpen(t *testing.T, n int) (end func()) {
+	stop := make(chan bool)
+	var wg sync.WaitGroup
+	for range n {
+		c := dial(t, r.addr())
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if !asks(c, testTimeout) {
+					t.Error("no answer")
+					return
+				}
+			}
+		})
+	}
+	return func() { close(stop); wg.Wait() }
+}
+
 // Of many connections that stay open only so many have a question at the downstream, and each gets its answers.
 func TestTurnSlot(t *testing.T) {
 	t.Parallel()
@@ -303,24 +326,7 @@ func TestTurnSlot_Reload(t *testing.T) {
 	t.Parallel()
 	sv := newTurnServer(t, func() time.Duration { return rand.N(4 * time.Millisecond) })
 	r := start(t, shaper.TCP, sv.addr)
-	stop := make(chan bool)
-	var wg sync.WaitGroup
-	for range 30 {
-		c := dial(t, r.addr())
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if !asks(c, testTimeout) {
-					t.Error("no answer")
-					return
-				}
-			}
-		})
-	}
+	end := r.askOnOpen(t, 30)
 	keyed, connections := turnLimit(3, time.Millisecond), turnLimit(100, 0)
 	keyed.Key = shaper.KeySource
 	connections.SlotFor = shaper.PerConnection
@@ -335,8 +341,7 @@ func TestTurnSlot_Reload(t *testing.T) {
 			t.Errorf("%d: %d at once, want %d", i, sv.most.Load(), want)
 		}
 	}
-	close(stop)
-	wg.Wait()
+	end()
 	r.freed()
 	r.apply()
 	r.proxy.loop.call(func(leaky.Time) {
@@ -375,31 +380,13 @@ func TestTurnSlot_Adapts(t *testing.T) {
 	limit := turnLimit(40, time.Millisecond)
 	limit.Adapt, limit.MinConnections = shaper.AdaptOn, 2
 	r := start(t, shaper.TCP, sv.addr, limit)
-	stop := make(chan bool)
-	var wg sync.WaitGroup
-	for range 60 {
-		c := dial(t, r.addr())
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if !asks(c, testTimeout) {
-					t.Error("no answer")
-					return
-				}
-			}
-		})
-	}
+	end := r.askOnOpen(t, 60)
 	state := r.shaper.Policy().State(0)
 	testutil.WaitFor(t, "the limit to grow", func() bool {
 		st := state.Adaptive.Load()
 		return st != nil && st.Limit >= 8 && st.Throughput > 0
 	})
-	close(stop)
-	wg.Wait()
+	end()
 	if n := sv.most.Load(); n > 40 {
 		t.Errorf("%d at once", n)
 	}

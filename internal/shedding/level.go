@@ -12,8 +12,8 @@ const (
 	// interval is how often limits look.
 	interval = time.Second
 
-	// step is by how much the share of a limit grows in a second that is short by a tenth and more, or of all there is. It
-	// grows by a fifth of that where it is hardly short.
+	// step is by how much the share of a limit grows in a second, at a tenth above its threshold and more, or when all there
+	// is is in use. At the threshold it grows by a fifth of that.
 	step = 0.1
 
 	// enough is the load below which there is enough of everything again. From there to 1 nothing changes.

@@ -56,7 +56,7 @@ func checkEffect(t table, limit *shaper.Limit) {
 	}
 }
 
-// checkRefusal reports keys without effect next to block = true or shed. It returns whether there are none.
+// checkRefusal reports the keys that have no effect with block = true or shed. It returns false if it has reported any.
 func checkRefusal(t table, limit *shaper.Limit) bool {
 	alone, kind, what := true, "shed", "shed, which refuses a part of what is matched"
 	if limit.Block {
