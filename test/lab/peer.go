@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -33,4 +34,20 @@ func StartPeer(ctx context.Context, h *Host, config string, at netip.AddrPort, c
 		return nil, nil, errors.Join(err, remove())
 	}
 	return p, func() error { p.Kill(); return remove() }, nil
+}
+
+// StartHAProxy starts HAProxy inside a host, between two addresses. options are those of its server, such as "maxconn 20".
+func (b Binaries) StartHAProxy(ctx context.Context, h *Host, outer, inner netip.AddrPort, options string) (p *Process, stop func() error, err error) {
+	return StartPeer(ctx, h, fmt.Sprintf(`global
+	maxconn 2000
+defaults
+	mode tcp
+	timeout connect 5s
+	timeout client 1m
+	timeout server 1m
+	timeout queue 1m
+listen l
+	bind %s
+	server one %s %s
+`, outer, inner, options), outer, func(path string) []string { return append(b.HAProxy, "-db", "-f", path) })
 }

@@ -70,18 +70,7 @@ func haproxy(most int) program {
 		name, maxconn = fmt.Sprintf("haproxy, maxconn %d", most), fmt.Sprintf("maxconn %d", most)
 	}
 	return program{name, most, false, func(ctx context.Context, b lab.Binaries, h *lab.Host) (*gateway, error) {
-		p, stop, err := lab.StartPeer(ctx, h, fmt.Sprintf(`global
-	maxconn 2000
-defaults
-	mode tcp
-	timeout connect 5s
-	timeout client 1m
-	timeout server 1m
-	timeout queue 1m
-listen l
-	bind %s
-	server one %s %s
-`, outer, inner, maxconn), outer, func(path string) []string { return append(b.HAProxy, "-db", "-f", path) })
+		p, stop, err := b.StartHAProxy(ctx, h, outer, inner, maxconn)
 		if err != nil {
 			return nil, err
 		}

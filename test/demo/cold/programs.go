@@ -55,18 +55,7 @@ max_queue = 10000
 
 func haproxy(options string) func(context.Context, lab.Binaries, *lab.Host) (func() error, error) {
 	return func(ctx context.Context, b lab.Binaries, h *lab.Host) (func() error, error) {
-		_, stop, err := lab.StartPeer(ctx, h, fmt.Sprintf(`global
-	maxconn 2000
-defaults
-	mode tcp
-	timeout connect 5s
-	timeout client 1m
-	timeout server 1m
-	timeout queue 1m
-listen l
-	bind %s
-	server one %s maxconn %d %s
-`, outer, inner, bears, options), outer, func(path string) []string { return append(b.HAProxy, "-db", "-f", path) })
+		_, stop, err := b.StartHAProxy(ctx, h, outer, inner, fmt.Sprintf("maxconn %d %s", bears, options))
 		return stop, err
 	}
 }

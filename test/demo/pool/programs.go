@@ -61,17 +61,6 @@ downstream = [%q]
 }
 
 func haproxy(ctx context.Context, b lab.Binaries, h *lab.Host) (func() error, error) {
-	_, stop, err := lab.StartPeer(ctx, h, fmt.Sprintf(`global
-	maxconn 2000
-defaults
-	mode tcp
-	timeout connect 5s
-	timeout client 1m
-	timeout server 1m
-	timeout queue 1m
-listen l
-	bind %s
-	server one %s maxconn %d
-`, outer, inner, atOnce), outer, func(path string) []string { return append(b.HAProxy, "-db", "-f", path) })
+	_, stop, err := b.StartHAProxy(ctx, h, outer, inner, fmt.Sprint("maxconn ", atOnce))
 	return stop, err
 }
