@@ -82,8 +82,7 @@ func (s *server) start() {
 		close(exited)
 	}()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if c, err := net.Dial("unix", s.socket); err == nil {
-			c.Close()
+		if accepts("unix", s.socket) && accepts("tcp", s.address) { // which is first depends on the version
 			return
 		}
 		select {
@@ -95,6 +94,14 @@ func (s *server) start() {
 			s.t.Fatalf("%s does not listen:\n%s", s.binary, &out)
 		}
 	}
+}
+
+func accepts(network, address string) bool {
+	c, err := net.Dial(network, address)
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
 }
 
 // kill ends the process as a crash would.
