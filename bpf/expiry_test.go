@@ -184,7 +184,7 @@ func trafficKeepsConnection(t *testing.T) bool {
 // they are counted up to the cap, and expire.
 func TestExpiry_SYNFlood(t *testing.T) {
 	t.Parallel()
-	const most, n = 60_000, 100_000
+	const most, n = 30_000, 100_000
 	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{
 		kernelVarClosingTimeout: uint64(time.Second), kernelVarHalfOpenTimeout: uint64(4 * time.Second), kernelVarDeferredTimeout: uint64(time.Second), kernelVarRecheckInterval: uint64(time.Second),
 		kernelVarSweepInterval: uint64(2 * time.Millisecond), kernelVarTestSources: uint32(1<<32 - 1),

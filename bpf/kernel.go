@@ -38,6 +38,10 @@ type kernel struct {
 	excess, claims  map[slotWord]uint32 // found by the last reconcile
 }
 
+// connectionEntries is the size of the table of connections if it is not that of the programs. Tests
+// make it smaller, since a large table takes 0.2 s to create.
+var connectionEntries uint32
+
 // openKernel opens the maps pinned under pins, or creates them, with buckets for the given
 // number of keys. Nothing is enforced before the first swap. Each map is pinned as it is created,
 // and the registry last: after a daemon that was killed meanwhile, the next one creates the rest.
@@ -54,6 +58,9 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	spec.Maps[kernelMapBuckets].MaxEntries = lines
 	spec.Maps[kernelMapFloors].MaxEntries = lines
 	spec.Maps[kernelMapKeyQueued].MaxEntries += lines * uint32(len(kernelBucketLine{}.Tag))
+	if connectionEntries > 0 {
+		spec.Maps[kernelMapConnections].MaxEntries = connectionEntries
+	}
 	k := &kernel{spec: spec, cooled: map[int]uint64{}, lacking: map[uint64]hotParts{}}
 	for name := range k.byName() {
 		spec.Maps[name].Pinning = ebpf.PinByName
@@ -177,6 +184,9 @@ func (k *kernel) load(at kernelConfig, variables map[string]any, objects any) er
 		return err
 	}
 	if err := set(kernelVarSlotLines, k.ConnSlots.MaxEntries()); err != nil {
+		return err
+	}
+	if err := set(kernelVarEarlyDropThreshold, uint64(k.Connections.MaxEntries()/2)); err != nil {
 		return err
 	}
 	cpus, err := ebpf.PossibleCPU()
