@@ -24,7 +24,7 @@ func TestUnsettled(t *testing.T) {
 	_, p := newWire(t, "unsettle"), openPlane(t)
 	l := shaper.Limit{
 		Name: "per-source", Match: shaper.Match{Attach: []string{"here"}}, Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
-		Packets: perSecond(100), MaxDelay: 2 * time.Second, Shared: true,
+		Packets: perSecond(100), MaxDelay: 6 * time.Second, Shared: true,
 	}
 	a := shaper.Attachment{Name: "here", Interfaces: []string{"unsettle0"}, Mode: shaper.AttachPolice, OnStop: shaper.StopKeep}
 	p.apply([]shaper.Limit{l}, a)
@@ -57,7 +57,9 @@ func TestUnsettled(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	want("all has left", false)
 	join()
-	wait(time.Second)
+	const settles = 5 * time.Second // after a time that a busy machine may take to open a plane
+	until := time.Now().Add(settles)
+	wait(settles)
 	p.crash()
 	p.open()
 	p.apply([]shaper.Limit{l}, a)
@@ -67,7 +69,7 @@ func TestUnsettled(t *testing.T) {
 		t.Errorf("the first call of SetShares took %v", took)
 	}
 	want("another daemon", true)
-	time.Sleep(time.Second)
+	time.Sleep(time.Until(until))
 	want("all has left that was enqueued before", false)
 }
 
