@@ -44,7 +44,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "mount:", err)
 		os.Exit(1)
 	}
-	connectionEntries = 1 << 15
+	if flag.Lookup("test.bench").Value.String() == "" {
+		connectionEntries = 1 << 15
+	}
 	runtime.LockOSThread() // tests change namespaces and capabilities of threads, but not of this one, which /proc/self shows
 	os.Exit(m.Run())
 }

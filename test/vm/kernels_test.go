@@ -27,7 +27,7 @@ func suites(kernel string) []suite {
 	}
 	return []suite{
 		{pkg: "test/vm/guest"},
-		{pkg: "bpf", run: run, args: []string{"-policies=4", "-packets=500", "-escape.time=4s"}},
+		{pkg: "bpf", run: run, args: []string{"-policies=4", "-packets=500", "-escape.time=2s"}},
 		{pkg: "test/netns", run: "TestVM"},
 	}
 }
