@@ -1,7 +1,7 @@
 // Command pool puts programs in front of a PostgreSQL whose clients keep their connections open, and think between their
 // transactions, some of which lock the same row. It compares caps on connections, on turns and on transactions of shaperd, and
-// maxconn of HAProxy. It prints how many transactions a second there were, of how many clients, and how many were at once in the
-// server, which PostgreSQL itself is asked for; and fails when shaperd breaks a cap or serves fewer than it promises.
+// maxconn of HAProxy. It prints how many transactions a second there were, of how many clients, and how many were open at once,
+// which a relay before the server counts; and fails when shaperd breaks a cap or serves fewer than it promises.
 //
 // It needs root, and leaves nothing behind.
 package main

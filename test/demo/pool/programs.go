@@ -9,8 +9,9 @@ import (
 )
 
 var (
-	outer = netip.MustParseAddrPort("10.9.0.1:5432") // of the program
-	inner = netip.MustParseAddrPort("10.9.1.2:5432") // of the server
+	outer  = netip.MustParseAddrPort("10.9.0.1:5432") // of the program
+	inner  = netip.MustParseAddrPort("10.9.1.2:5432") // of the relay that counts
+	server = netip.MustParseAddrPort("10.9.1.2:5433")
 )
 
 // atOnce is the cap.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +23,7 @@ type outcome struct {
 	program program
 	rate    float64 // transactions a second
 	served  int     // clients that made a transaction
-	most    int     // in a transaction at once, as the server says
+	most    int     // open at once
 }
 
 const (
@@ -46,7 +45,6 @@ UPDATE hot SET v = v + 1 WHERE id = 0;
 SELECT pg_sleep(0.002);
 END;
 `
-	inTransaction = `SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid()`
 )
 
 // run runs a program in front of a new server, under load.
@@ -65,7 +63,7 @@ func run(ctx context.Context, b lab.Binaries, p program, length time.Duration) (
 	if err := errors.Join(os.WriteFile(scripts[0], []byte(cold), 0o600), os.WriteFile(scripts[1], []byte(hot), 0o600)); err != nil {
 		return nil, err
 	}
-	s, err := lab.NewPostgreSQL(row.Downstream, inner)
+	s, err := lab.NewPostgreSQL(row.Downstream, server)
 	if s != nil {
 		defer func() { err = errors.Join(err, s.Close()) }()
 	}
@@ -75,46 +73,24 @@ func run(ctx context.Context, b lab.Binaries, p program, length time.Duration) (
 	if err != nil {
 		return nil, err
 	}
-	at := []string{"-h", inner.Addr().String(), "-p", strconv.Itoa(int(inner.Port())), "-U", "postgres"}
-	psql := func(args ...string) []string { return append(append([]string{"-q", "-A", "-t"}, at...), args...) }
-	if err := row.Downstream.Run(filepath.Join(s.Bin, "psql"), psql("-c", schema, "postgres")...); err != nil {
+	if err := row.Downstream.Run(filepath.Join(s.Bin, "psql"), "-q", "-h", server.Addr().String(), "-p", strconv.Itoa(int(server.Port())), "-U", "postgres", "-c", schema, "postgres"); err != nil {
 		return nil, err
 	}
+	r, err := startRelay(row.Downstream, inner, server)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _, _ = r.stop() }()
 	stop, err := p.start(ctx, b, row.Middle)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
 	o = &outcome{program: p}
-	stopWatching, err := watch(row.Downstream, exec.Command(filepath.Join(s.Bin, "psql"), psql("postgres")...), &o.most)
-	if err != nil {
-		return nil, err
-	}
 	err = load(row.Client, filepath.Join(s.Bin, "pgbench"), scripts, length, o)
-	stopWatching()
-	return o, errors.Join(err, ctx.Err())
-}
-
-// watch asks the server often how many are in a transaction, and keeps the most, until it is stopped.
-func watch(h *lab.Host, cmd *exec.Cmd, most *int) (stop func(), err error) {
-	cmd.Stdin = strings.NewReader(inTransaction + " \\watch 0.05\n")
-	answers, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := h.Start(cmd); err != nil {
-		return nil, err
-	}
-	done := make(chan bool)
-	go func() {
-		defer close(done)
-		for lines := bufio.NewScanner(answers); lines.Scan(); {
-			if n, err := strconv.Atoi(lines.Text()); err == nil {
-				*most = max(*most, n)
-			}
-		}
-	}()
-	return func() { _ = cmd.Process.Kill(); <-done; _ = cmd.Wait() }, nil
+	var broken error
+	o.most, broken = r.stop()
+	return o, errors.Join(err, broken, ctx.Err())
 }
 
 // load has clients make transactions. Those that do not get a connection are left out.
