@@ -41,9 +41,10 @@ type Controller struct {
 	began     sums // of the trial that runs
 	settling  bool // the trial has not begun
 	settledAt leaky.Time
-	variation float64 // coefficient of variation of latency
-	now       trial   // moving average of what is observed
-	fewest    float64 // in flight in any trial; 0 before the first
+	lag       leaky.Time // until the effect of a limit is known, besides what it takes to show
+	variation float64    // coefficient of variation of latency
+	now       trial      // moving average of what is observed
+	fewest    float64    // in flight in any trial; 0 before the first
 
 	rest    float64 // seconds of the last rest
 	restEnd leaky.Time
@@ -84,6 +85,12 @@ func New(least, most, inFlight int, now leaky.Time) *Controller {
 	c.right = min(max(c.min, 4, float64(inFlight)), c.max)
 	c.begin(now)
 	return c
+}
+
+// resume goes on from a limit that was found before.
+func (c *Controller) resume(limit int, now leaky.Time) {
+	c.settle(float64(limit), Resumed, now)
+	c.begin(now)
 }
 
 // Bound changes the least and the most. The limit stays where it can.
@@ -137,7 +144,7 @@ func (c *Controller) begin(now leaky.Time) {
 	default:
 		c.limit = c.bound(low, now)
 	}
-	c.settling, c.settledAt = true, now+ticks(max(2*c.now.holding(), 0.02))
+	c.settling, c.settledAt = true, now+ticks(max(2*c.now.holding(), 0.02))+c.lag
 }
 
 // compared returns the two limits that are compared.
@@ -212,7 +219,7 @@ func (c *Controller) trial(now leaky.Time) (t trial, ok bool) {
 		want = 0.08
 	}
 	need := min(max(square(c.variation/want), minAnswers), maxAnswers)
-	if d.full < max(2*t.holding(), minTrial) || d.fullAnswers < need && d.full < maxTrial {
+	if d.full < max(2*t.holding(), minTrial, 3*seconds(c.lag)) || d.fullAnswers < need && d.full < maxTrial {
 		return t, false
 	}
 	if d.fullAnswers > 10 {

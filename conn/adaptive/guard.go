@@ -47,7 +47,7 @@ func (c *Controller) checkFall(now leaky.Time) bool {
 		return false
 	}
 	d := c.since(g.began)
-	if d.full < max(0.25, 2*c.now.holding()) {
+	if d.full < max(0.25, 2*c.now.holding(), seconds(c.lag)) {
 		return false
 	}
 	inFlight := d.fullInFlight / d.full

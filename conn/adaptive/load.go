@@ -17,7 +17,8 @@ type Load struct {
 type sums struct {
 	at                leaky.Time // up to when they count
 	allInFlight       float64    // integral of what was in flight
-	full              float64    // time in which somebody waited, and the server did not stand still
+	waited            float64    // time in which somebody waited
+	full              float64    // that without the time in which the server stood still
 	fullInFlight      float64    // integral of what was in flight over that time
 	fullAnswers       float64    // answers in that time
 	fullLatency       float64    // sum over these
@@ -61,6 +62,7 @@ func (l *Load) advance(now leaky.Time) {
 	t := seconds(now - l.at)
 	l.allInFlight += t * float64(l.inFlight)
 	if l.waiting > 0 {
+		l.waited += t
 		l.full += t
 		l.fullInFlight += t * float64(l.inFlight)
 	}
@@ -80,6 +82,20 @@ func (l *Load) Answer(took, now leaky.Time) {
 	}
 	l.took += (seconds(took) - l.took) / min(l.answers, recent)
 	l.answeredAt = now
+}
+
+// add adds answers, failures and clients that have left up to the present, of which no more is known than how many there were,
+// and what the answers took together: their spread is taken for that of an exponential distribution.
+func (l *Load) add(d sums) {
+	l.answers += d.answers
+	l.latency += d.latency
+	l.failures += d.failures
+	l.left += d.left
+	if l.waiting > 0 && d.answers > 0 {
+		l.fullAnswers += d.answers
+		l.fullLatency += d.latency
+		l.fullLatency2 += 2 * d.latency * d.latency / d.answers
+	}
 }
 
 // cutStall takes a gap between answers out of the time in which the gate was full, when the server has stood still: a

@@ -16,12 +16,13 @@ const (
 	Failures                       // a tenth of the connections fail
 	Futile                         // and fewer in flight do not help
 	Silence                        // nothing is answered, and all places are taken
+	Resumed                        // another host has led before
 )
 
 var reasons = [...]string{
 	Bounds: "bounds", MorePays: "more-pays", MoreCostsNothing: "more-gives-little", LessCostsNothing: "less-costs-nothing",
 	LessCosts: "less-costs", Demand: "demand", Slow: "slow", Fall: "throughput-fell", Crowd: "crowd", Failures: "failures",
-	Futile: "failures-stay", Silence: "silence",
+	Futile: "failures-stay", Silence: "silence", Resumed: "resumed",
 }
 
 func (r Reason) String() string { return reasons[r] }
