@@ -124,6 +124,9 @@ func (h *Host) SetInfo(digest uint64, info string) {
 	h.Digest, h.Info, h.infoOld, h.infoSent, h.changeAll = digest, info, true, false, true
 }
 
+// Tell replaces Info alone.
+func (h *Host) Tell(info string) { h.Info, h.infoOld, h.infoSent = info, true, false }
+
 // lease and grace allow for clocks that are 1 % fast or slow.
 func (h *Host) lease() Time { return h.Params.Lease * 98 / 100 }
 

@@ -23,8 +23,8 @@ type adapter struct {
 	state      *shaper.LimitState
 	gate       *gate                // nil while none is in use
 	load       *adaptive.Load       // of controller or watcher
-	controller *adaptive.Controller // nil if it only observes
-	watcher    *adaptive.Watcher
+	controller *adaptive.Controller // nil if it only observes, or hosts share the limit
+	watcher    *adaptive.Watcher    // if it observes
 	timer      pacer.Event
 	published  leaky.Time // when the status was
 }
@@ -37,30 +37,73 @@ func (a *admission) adapt(gt *gate) {
 	}
 	l, ad := gt.limit, a.adapters[gt.state]
 	observes, now := l.Adapt == shaper.AdaptObserve || l.Observe, a.clock()
+	joint := l.Shared && !observes
 	switch {
 	case l.Adapt == shaper.AdaptOff:
 		return
-	case ad == nil || (ad.controller == nil) != observes:
+	case ad == nil || (ad.watcher != nil) != observes || ad.joint() != joint:
 		a.removeAdapter(gt.state)
 		ad = &adapter{admission: a, state: gt.state}
 		ad.timer.Fire = ad.step
-		if observes {
+		switch {
+		case observes:
 			ad.watcher = &adaptive.Watcher{}
 			ad.load = &ad.watcher.Load
-		} else {
+		case joint:
+			ad.load = &adaptive.Load{}
+		default:
 			ad.controller = adaptive.New(l.MinConnections, l.MaxConnections, int(gt.state.InFlight.Load()), now)
 			ad.load = &ad.controller.Load
 		}
 		a.adapters[gt.state] = ad
-	case !observes:
+	case ad.controller != nil:
 		ad.controller.Bound(l.MinConnections, l.MaxConnections, now)
 	}
 	ad.gate, gt.adapter = gt, ad
 	ad.measure(now)
+	if joint {
+		return
+	}
 	if !ad.timer.Scheduled() {
 		a.wheel.Schedule(&ad.timer, now+adaptEvery)
 	}
 	ad.publish(now)
+}
+
+// joint reports whether hosts share the limit: they find out together what the downstream bears.
+func (ad *adapter) joint() bool { return ad.controller == nil && ad.watcher == nil }
+
+// AdaptiveReports returns what p has measured for the adaptive limits that hosts share.
+func (p *Proxy) AdaptiveReports() map[*shaper.LimitState]adaptive.Report {
+	all := map[*shaper.LimitState]adaptive.Report{}
+	p.loop.call(func(now leaky.Time) {
+		policy := p.admission.policy
+		for i := range policy.Shared().All {
+			if l := policy.Limit(i); !l.HasPool() || l.Adapt != shaper.AdaptOn || l.Observe {
+				continue
+			}
+			load := &adaptive.Load{} // nothing has passed
+			if ad := p.admission.adapters[policy.State(i)]; ad != nil && ad.joint() {
+				load = ad.load
+			}
+			all[policy.State(i)] = load.Report(now)
+		}
+	})
+	return all
+}
+
+// FollowAdaptive makes the limits that hosts share follow the maximum in flight that their [shaper.LimitState] has now.
+func (p *Proxy) FollowAdaptive() {
+	p.loop.call(func(now leaky.Time) {
+		a := p.admission
+		for _, ad := range a.adapters {
+			if ad.joint() && ad.gate != nil {
+				a.sharing.lending.update(ad.gate)
+				ad.measure(now)
+			}
+		}
+		a.run(now)
+	})
 }
 
 // removeAdapter forgets what was found out for a limit.
@@ -164,12 +207,18 @@ func (ad *adapter) publish(now leaky.Time) {
 			st.Limit, st.Throughput = limit, throughput
 		}
 	} else {
-		st.Limit, st.Most, st.Throughput = ad.controller.Middle(), ad.controller.Most(), ad.controller.Throughput()
-		wall := time.Now()
-		for _, c := range ad.controller.History() {
-			st.Changes = append(st.Changes, shaper.AdaptiveChange{At: wall.Add(-now.Sub(c.At).Duration()), From: c.From, To: c.To, Reason: c.Reason.String()})
-		}
+		st.Limit, st.Most, st.Current, st.Throughput = ad.controller.Middle(), ad.controller.Most(), ad.controller.Limit(), ad.controller.Throughput()
+		st.Changes = DescribeChanges(ad.controller.History(), now)
 	}
 	ad.published = now
 	ad.state.Adaptive.Store(st)
+}
+
+// DescribeChanges returns changes of an adaptive limit, as of now, in wall-clock time.
+func DescribeChanges(changes []adaptive.Change, now leaky.Time) (all []shaper.AdaptiveChange) {
+	wall := time.Now()
+	for _, c := range changes {
+		all = append(all, shaper.AdaptiveChange{At: wall.Add(-now.Sub(c.At).Duration()), From: c.From, To: c.To, Reason: c.Reason.String()})
+	}
+	return all
 }

@@ -119,7 +119,7 @@ func (a *admission) setCap(gt *gate) {
 	a.adapt(gt)
 	switch {
 	case gt.lent != nil:
-		gt.slots = lending.slotsOf(gt.limit, gt.key)
+		gt.slots = lending.slotsOf(gt.limit, gt.state, gt.key)
 		lending.list(gt.lent)
 	case gt.adapter != nil && gt.adapter.controller != nil:
 		gt.slots = gt.adapter.controller.Limit()

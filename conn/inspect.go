@@ -160,7 +160,7 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 	k.Limit++
 	l := policy.Limit(i)
 	if l.HasPool() {
-		b.Slots = p.loop.sharing.lending.slotsOf(l, k)
+		b.Slots = p.loop.sharing.lending.slotsOf(l, policy.State(i), k)
 	} else if ad := p.admission.adapters[policy.State(i)]; ad != nil && ad.controller != nil {
 		b.Slots = ad.controller.Limit()
 	}

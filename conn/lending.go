@@ -58,7 +58,7 @@ func (sh *poolShare) held() bool { return sh != nil && (sh.hot || sh.listed) }
 
 // pool returns the slots of which sh has a share.
 func (sh *poolShare) pool(hosts int) shaper.SlotPool {
-	return shaper.SlotPool{Most: sh.gate.limit.MaxConnections, Hosts: hosts}
+	return sh.gate.limit.Pool(sh.gate.state, hosts)
 }
 
 // waiting is how many connections wait for a slot.
@@ -93,12 +93,12 @@ func (ld *lending) attach(gt *gate) {
 }
 
 // slotsOf returns how many connections may be in flight at the gate of key, whose cap l hosts share.
-func (ld *lending) slotsOf(l *shaper.Limit, key shaper.Key) int {
+func (ld *lending) slotsOf(l *shaper.Limit, state *shaper.LimitState, key shaper.Key) int {
 	parts, hot := ld.given[key]
 	if !hot && !ld.fresh {
 		parts = ld.terms.SlotsCold
 	}
-	return ld.terms.Slots(l.MaxConnections, parts, 0)
+	return ld.terms.Slots(l.Pool(state, ld.terms.Hosts), parts, 0)
 }
 
 // setTerms takes in the lease as it is now.
@@ -128,7 +128,7 @@ func (ld *lending) update(gt *gate) {
 		return
 	}
 	_, gt.lent.hot = ld.given[gt.key]
-	if n := ld.slotsOf(gt.limit, gt.key); n != gt.slots {
+	if n := ld.slotsOf(gt.limit, gt.state, gt.key); n != gt.slots {
 		gt.slots = n
 		ld.admission.freed = append(ld.admission.freed, gt)
 	}

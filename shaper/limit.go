@@ -110,6 +110,19 @@ func (l *Limit) CapsConnections() bool { return l.MaxConnections > 0 && !l.SlotF
 // attachments each has a fixed part.
 func (l *Limit) HasPool() bool { return l.Shared && l.MaxConnections > 0 && !l.InPacketPlane() }
 
+// Pool returns the slots of a limit that hosts share. If it is adaptive, state says how many there are now, and before
+// anything is known of what the downstream bears they are few.
+func (l *Limit) Pool(state *LimitState, hosts int) SlotPool {
+	if l.Adapt != AdaptOn || l.Observe {
+		return SlotPool{Most: l.MaxConnections, Hosts: hosts}
+	}
+	most := hosts
+	if found := state.Adaptive.Load(); found != nil {
+		most = found.Current
+	}
+	return SlotPool{Most: min(max(most, l.MinConnections), l.MaxConnections), Hosts: hosts, Lent: true}
+}
+
 // NeedsTickets reports whether new connections of a limit that hosts share pass by tickets of the ledger: a host's part
 // would be less than one in the time of a lease, and they can wait for a ticket. It depends on what hosts agree about
 // alone, or one would use the bucket of tickets and another that of parts: so max_queue has no say.

@@ -5,14 +5,18 @@ import "shaperd.dev/shaperd/leaky"
 // SlotPool divides a shared maximum of connections in flight, in slots, among hosts. Each host has own
 // slots, which it never lends. The rest is a pool, lent in parts of which all hosts together have
 // [Whole], and one more each at most. The zero value has no slots.
+//
+// While all are lent, Most may change at each host at a time of its own: with a lower one a host has no more slots for its
+// parts, and needs no fewer parts for its slots. So all hosts together never have more than the highest.
 type SlotPool struct {
-	Most  int // slots of all hosts
-	Hosts int // that may exist
+	Most  int  // slots of all hosts
+	Hosts int  // that may exist
+	Lent  bool // all slots are lent, and no host has own ones
 }
 
 // Own returns how many slots a host always has: half of its share.
 func (p SlotPool) Own() int {
-	if p.Hosts == 0 {
+	if p.Hosts == 0 || p.Lent {
 		return 0
 	}
 	return p.Most / (2 * p.Hosts)
@@ -49,15 +53,15 @@ func (p SlotPool) Parts(n int) uint32 {
 	return uint32(min(parts, Whole))
 }
 
-// Slots returns how many of the slots of most this host may use at now, with parts of the pool. They do
+// Slots returns how many of the slots of p this host may use at now, with parts of the pool. They do
 // not end with the lease: connections in flight cannot be taken back, so other hosts count on them.
-func (l *Lease) Slots(most int, parts uint32, now leaky.Time) int {
+func (l *Lease) Slots(p SlotPool, parts uint32, now leaky.Time) int {
 	switch {
 	case now < l.AloneAt:
 	case l.Alone == 0:
 		return 0
 	case l.Alone == Whole && l.Hosts > 0:
-		return most
+		return p.Most
 	}
-	return SlotPool{most, l.Hosts}.Slots(parts)
+	return p.Slots(parts)
 }

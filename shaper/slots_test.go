@@ -81,8 +81,41 @@ func TestLease_Slots(t *testing.T) {
 		{"not open yet", Lease{Hosts: 3, End: 10, AloneAt: 20, Alone: Whole}, 19, 5 + 7},
 		{"open", Lease{Hosts: 3, End: 10, AloneAt: 20, Alone: Whole}, 20, 30},
 	} {
-		if got := tt.lease.Slots(30, Whole/2, tt.now); got != tt.want {
+		if got := tt.lease.Slots(SlotPool{Most: 30, Hosts: tt.lease.Hosts}, Whole/2, tt.now); got != tt.want {
 			t.Errorf("%s: %d slots, want %d", tt.name, got, tt.want)
 		}
 	}
+}
+
+// Of slots that are all lent, a host with a lower maximum has no more for its parts, and needs no fewer parts for them: so
+// hosts that follow an adaptive maximum at times of their own have no more than the highest together.
+func FuzzSlotPool_Lent(f *testing.F) {
+	f.Add(uint16(3), uint16(10), uint16(20), uint32(Whole/3), uint16(4))
+	f.Add(uint16(16), uint16(1), uint16(1000), uint32(Whole/16), uint16(1))
+	f.Fuzz(func(t *testing.T, hosts, a, b uint16, parts uint32, n uint16) {
+		parts %= Whole + 1
+		low := SlotPool{Most: 1 + int(min(a, b)), Hosts: 1 + int(hosts%1000), Lent: true}
+		high := low
+		high.Most = 1 + int(max(a, b))
+		if l, h := low.Slots(parts), high.Slots(parts); l > h {
+			t.Errorf("%d parts: %d slots of %+v, %d of %+v", parts, l, low, h, high)
+		}
+		if l, h := low.Parts(int(n)), high.Parts(int(n)); l < h {
+			t.Errorf("%d slots need %d parts of %+v, %d of %+v", n, l, low, h, high)
+		}
+		if all, floor := low.Slots(Whole), low.Slots(uint32((Whole+low.Hosts-1)/low.Hosts)); all != low.Most || floor != low.Most/low.Hosts {
+			t.Errorf("the whole is %d, and the part that each may use alone %d, of %+v", all, floor, low)
+		}
+		sum, left := 0, uint32(Whole)
+		for i := range low.Hosts { // the worst for rounding: each has just enough for one more
+			p := low.Parts(1 + (i+int(n))%3)
+			if p = min(p, left); i == low.Hosts-1 {
+				p = left
+			}
+			sum, left = sum+low.Slots(p), left-p
+		}
+		if sum > low.Most {
+			t.Errorf("together %d slots of %+v", sum, low)
+		}
+	})
 }

@@ -222,8 +222,8 @@ func (l *Limit) validateAdapt(listeners []Listener, bad func(key, format string,
 		bad("adapt", "unsupported for UDP, which listener %q proxies: match protocol \"tcp\"", l.udpListener(listeners).Name)
 	case l.Key != 0:
 		bad("adapt", "unsupported with a key: what a downstream bears is one number; add a limit with a key beside this one")
-	case l.Shared:
-		bad("adapt", "unsupported for a limit that hosts share")
+	case l.Shared && l.Adapt == AdaptObserve:
+		bad("adapt", "\"observe\" is unsupported for a limit that hosts share")
 	case l.MaxQueue == 0 || l.QueueTimeout == 0:
 		bad("adapt", "needs max_queue and queue_timeout: what a downstream bears is seen while connections wait")
 	}

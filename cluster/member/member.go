@@ -159,6 +159,11 @@ func (m *Member) SetInfo(digest uint64, info string) {
 	m.do(context.Background(), func() { m.host.SetInfo(digest, info) })
 }
 
+// Tell replaces what other hosts may want to know about this one, see [cluster.Request.Info].
+func (m *Member) Tell(ctx context.Context, info string) {
+	m.do(ctx, func() { m.host.Tell(info) })
+}
+
 // do runs f in the goroutine of run. It reports false if m has ended, or ctx.
 func (m *Member) do(ctx context.Context, f func()) bool {
 	ran := make(chan struct{})

@@ -105,7 +105,9 @@ func (j *Joint) Exchange(reports map[string]Report, interval, now leaky.Time) {
 	inFlight, waiting := 0.0, 0
 	for name, h := range j.hosts {
 		if now >= h.at+staleAfter {
-			delete(j.hosts, name)
+			if _, told := reports[name]; !told { // a ledger tells for long what a host that is away has reported
+				delete(j.hosts, name)
+			}
 			continue
 		}
 		if j.leader == "" || name < j.leader {

@@ -98,7 +98,7 @@ func (g *jointGate) step(now float64) {
 
 // Several hosts find the limit that one would find, and get as much from the server.
 func TestJoint(t *testing.T) {
-	short := map[string]float64{"database": 60, "slow pool, half lost": 600}
+	short := map[string]float64{"database": 120, "slow pool, half lost": 600}
 	for _, w := range servers() {
 		length, quick := short[w.name]
 		switch {
@@ -172,9 +172,14 @@ func TestJoint_Reports(t *testing.T) {
 	if f, _ := j.Found(); f.Limit != 20 {
 		t.Errorf("limit %d, and nobody has found another one", f.Limit)
 	}
-	for range 30 { // it is gone
-		step(map[string]Report{})
+	last := Report{At: int64(now), Found: &Found{Limit: 40, Middle: 40, Most: 40}}
+	for range 30 { // it is gone, and the ledger does not know
+		step(map[string]Report{"a": last})
 	}
+	if f, leader := j.Found(); leader != "b" || f.Middle > 40 {
+		t.Errorf("%q leads, %+v", leader, f)
+	}
+	step(map[string]Report{})
 	if f, _ := j.Found(); !j.Leads() || f.Middle < 5 || f.Middle > 50 {
 		t.Errorf("leads: %v, %+v", j.Leads(), f)
 	}

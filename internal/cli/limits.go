@@ -108,6 +108,9 @@ func printAdaptive(item func(name, format string, args ...any), l api.Limit) {
 	if !a.Observed {
 		text += fmt.Sprintf(" (up to %d while limits are compared), from %d to %d", a.Most, a.MinConnections, l.MaxConnections)
 	}
+	if a.Leader != "" {
+		text += fmt.Sprintf(", of all hosts; %s finds out", api.Printable(a.Leader))
+	}
 	if a.Throughput > 0 {
 		text += fmt.Sprintf("; %s answers with as many", term.PerSecond(a.Throughput))
 	}

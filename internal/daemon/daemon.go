@@ -142,7 +142,7 @@ func (s *server) serve(ctx context.Context) error {
 	}
 	s.store.markStored(s.proxy.Inherit(fds))
 	s.plane = &packetPlane{shaper: s.shaper, clock: s.clock, proxy: s.proxy, log: s.log}
-	s.group.planes, s.group.slotsInUse = []member.Plane{s.proxy, &s.plane.shares}, s.proxy.SharesSlots
+	s.group.planes, s.group.slotsInUse, s.group.proxy = []member.Plane{s.proxy, &s.plane.shares}, s.proxy.SharesSlots, s.proxy
 	ctx, s.controller.stop = context.WithCancel(ctx)
 	defer s.controller.stop()
 	closeControl, err := s.serveControl(l.Config)

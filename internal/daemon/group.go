@@ -31,6 +31,8 @@ type group struct {
 	log     *slog.Logger
 	version string
 	file    *groupFile // nil without a state file
+	proxy   adaptivePlane
+	info    atomic.Pointer[sharing.Info] // of the configuration
 
 	slotsInUse func() bool // whether connections are in flight that count for shared limits
 
@@ -95,6 +97,7 @@ func (g *group) setLease(l shaper.Lease) {
 func (g *group) follow(ctx context.Context, c *config.Config) {
 	s, was := &c.Shared, &g.config
 	g.keep = keepsShares(c)
+	g.info.Store(sharing.NewInfo(g.version, c))
 	if g.server != nil && g.server != g.opened {
 		g.server.Close()
 	}
@@ -103,9 +106,9 @@ func (g *group) follow(ctx context.Context, c *config.Config) {
 	}
 	switch {
 	case g.member != nil && reflect.DeepEqual(s, was):
-		g.member.SetInfo(c.SharedDigest(), sharing.InfoText(g.version, c))
+		g.member.SetInfo(c.SharedDigest(), g.info.Load().Text(nil))
 	case g.member != nil && len(s.Store) > 0 && sharing.Params(s) == sharing.Params(was) && sharing.HostName(s) == sharing.HostName(was) && s.Alone == was.Alone:
-		g.member.SetInfo(c.SharedDigest(), sharing.InfoText(g.version, c))
+		g.member.SetInfo(c.SharedDigest(), g.info.Load().Text(nil))
 		g.member.SetStore(sharing.OpenStore(s, g.server), s.Interval)
 	default:
 		// The next member of the same host has its place, and what the ledger keeps for it.
@@ -140,13 +143,18 @@ func (g *group) join(ctx context.Context, c *config.Config, lent bool) {
 	g.member = member.Start(ctx, member.Options{
 		Host: cluster.HostOptions{
 			Params: sharing.Params(s), Name: sharing.HostName(s), Start: saved.Start, Salt: rand.Int64N(cluster.MaxSalt), Alone: cluster.Alone(s.Alone), Left: saved.Left, Away: cluster.Time(saved.Away),
-			Digest: c.SharedDigest(), Info: sharing.InfoText(g.version, c),
+			Digest: c.SharedDigest(), Info: g.info.Load().Text(nil),
 		},
 		Interval: s.Interval, Store: sharing.OpenStore(s, g.server), Planes: g.planes, Names: sharedNames{g.shaper, sharing.Params(s)},
 		Clock: boottime, Now: g.clock.Boot, Log: g.log, Joined: g.file.joined,
 	})
 	g.current.Store(g.member)
-	g.end = func() { cancel(); g.member.Wait() }
+	adapted := make(chan struct{})
+	go func() {
+		defer close(adapted)
+		g.adapt(ctx, g.member, *s)
+	}()
+	g.end = func() { cancel(); g.member.Wait(); <-adapted }
 }
 
 // staticLease returns what a host may always use without a ledger.

@@ -151,7 +151,7 @@ func (s *ledgerInMemory) join(t *testing.T, name string, replace ...string) *gro
 	ctx, cancel := context.WithCancel(t.Context())
 	m := member.Start(ctx, member.Options{
 		Host: cluster.HostOptions{
-			Params: sharing.Params(c), Name: name, Start: int64(s.now()), Alone: cluster.Alone(c.Alone), Digest: l.Config.SharedDigest(), Info: sharing.InfoText("1.0", l.Config),
+			Params: sharing.Params(c), Name: name, Start: int64(s.now()), Alone: cluster.Alone(c.Alone), Digest: l.Config.SharedDigest(), Info: sharing.NewInfo("1.0", l.Config).Text(nil),
 		},
 		Interval: c.Interval, Store: s, Planes: []member.Plane{h.plane, &busyPlane{}}, Names: sharedNames{h.shaper, sharing.Params(c)},
 		Clock: s.now, Now: func() leaky.Time { return leaky.FromDuration(time.Since(s.start)) }, Log: h.server.log,

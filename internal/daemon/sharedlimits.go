@@ -36,8 +36,8 @@ func unkeyedShares(n sharedNames, p *shaper.Policy) (names []string) {
 // describeLimits adds the shared limits of p. cold are the parts of a bucket that is not hot, and coldSlots those of
 // a pool; shares are those of hot ones, and of the buckets and pools of limits without key. slots returns how many of
 // the slots of a limit this host may use with parts of a pool.
-func describeLimits(s *api.Shared, n sharedNames, p *shaper.Policy, cold, coldSlots int64, shares []cluster.ShareStatus, slots func(most int, parts int64) int) {
-	byLimit := map[int]*api.SharedLimit{}
+func describeLimits(s *api.Shared, n sharedNames, p *shaper.Policy, cold, coldSlots int64, shares []cluster.ShareStatus, slots func(pool shaper.SlotPool, parts int64) int) {
+	byLimit, pools := map[int]*api.SharedLimit{}, slotPools(p, s.Hosts)
 	for i := range p.Len() {
 		l := p.Limit(i)
 		if !l.Shared {
@@ -48,7 +48,7 @@ func describeLimits(s *api.Shared, n sharedNames, p *shaper.Policy, cold, coldSl
 			MaxConnections: l.MaxConnections, HostConnections: l.MaxConnections / s.Hosts, ColdShare: ratio(cold), Buckets: []api.SharedBucket{},
 		}
 		if l.HasPool() {
-			to.HostConnections = slots(l.MaxConnections, coldSlots)
+			to.HostConnections = slots(pools[l.Name], coldSlots)
 		}
 		byLimit[i] = to
 	}
@@ -72,9 +72,9 @@ func describeLimits(s *api.Shared, n sharedNames, p *shaper.Policy, cold, coldSl
 			b.Tickets, b.Share, b.Want = true, float64(s.Live)/float64(s.Hosts), 0
 		}
 		if b.Slots {
-			b.Share = float64(slots(to.MaxConnections, h.Parts)) / float64(to.MaxConnections)
+			b.Share = float64(slots(pools[to.Limit], h.Parts)) / float64(to.MaxConnections)
 			if b.Hot {
-				b.Want = slotsRatio(to, s.Hosts, h.Want)
+				b.Want = slotsRatio(to, pools[to.Limit], h.Want)
 			}
 		}
 		to.Buckets = append(to.Buckets, b)
@@ -86,8 +86,7 @@ func describeLimits(s *api.Shared, n sharedNames, p *shaper.Policy, cold, coldSl
 }
 
 // slotsRatio is the fraction of the slots of l that a host has with parts of the pool.
-func slotsRatio(l *api.SharedLimit, hosts int, parts int64) float64 {
-	pool := shaper.SlotPool{Most: l.MaxConnections, Hosts: hosts}
+func slotsRatio(l *api.SharedLimit, pool shaper.SlotPool, parts int64) float64 {
 	return float64(pool.Slots(uint32(parts))) / float64(l.MaxConnections)
 }
 
@@ -104,13 +103,25 @@ func bucketNames(s *api.Shared) (names []string) {
 	return names
 }
 
+// slotPools returns the slots that hosts share now, by the names of limits.
+func slotPools(p *shaper.Policy, hosts int) map[string]shaper.SlotPool {
+	pools := map[string]shaper.SlotPool{}
+	for i := range p.Len() {
+		if l := p.Limit(i); l.HasPool() {
+			pools[l.Name] = l.Pool(p.State(i), hosts)
+		}
+	}
+	return pools
+}
+
 // describeHolders adds what the ledger gives hosts of the buckets in s.
-func describeHolders(s *api.Shared, shot *cluster.Snapshot) {
+func describeHolders(s *api.Shared, shot *cluster.Snapshot, pools map[string]shaper.SlotPool) {
 	holders := map[string][]cluster.HolderStatus{}
 	for _, b := range shot.Buckets {
 		holders[b.Key] = b.Holders
 	}
 	for i := range s.Limits {
+		pool := pools[s.Limits[i].Limit]
 		for j := range s.Limits[i].Buckets {
 			b := &s.Limits[i].Buckets[j]
 			if b.Tickets {
@@ -119,7 +130,7 @@ func describeHolders(s *api.Shared, shot *cluster.Snapshot) {
 			for _, h := range holders[b.Name] {
 				to := api.SharedHolder{Host: h.Host, Share: ratio(h.Parts) * float64(s.Live) / float64(s.Hosts), Want: ratio(h.Want), Weight: h.Weight}
 				if b.Slots {
-					to.Share, to.Want = slotsRatio(&s.Limits[i], s.Hosts, h.Parts), slotsRatio(&s.Limits[i], s.Hosts, h.Want)
+					to.Share, to.Want = slotsRatio(&s.Limits[i], pool, h.Parts), slotsRatio(&s.Limits[i], pool, h.Want)
 				}
 				b.Holders = append(b.Holders, to)
 			}

@@ -75,7 +75,7 @@ func (s *server) shared() (out api.Shared, counters member.Counters) {
 			}
 		}
 	}
-	slots := func(most int, parts int64) int { return lease.Slots(most, uint32(parts), at) }
+	slots := func(pool shaper.SlotPool, parts int64) int { return lease.Slots(pool, uint32(parts), at) }
 	describeLimits(&out, known, p, cold, int64(lease.SlotsCold), shares, slots)
 	return out, counters
 }
@@ -96,7 +96,7 @@ func (s *server) AddLedger(to *api.Shared) {
 			break
 		}
 		describeLedger(to, &shot, l.Config.SharedLimits(), l.Config.SharedDigest())
-		describeHolders(to, &shot)
+		describeHolders(to, &shot, slotPools(s.shaper.Policy(), to.Hosts))
 	}
 	to.Problems = append(to.Problems, disagreements(to)...)
 	slices.SortStableFunc(to.Problems, func(a, b api.Problem) int { return cmp.Compare(a.Severity, b.Severity) })

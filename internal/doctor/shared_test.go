@@ -52,7 +52,7 @@ func answer(t *testing.T, hosts map[string]string) (a ledgerAnswer) {
 		c := loadText(t, hosts[name])
 		a.shot.Epoch, a.shot.Params = 7, sharing.Params(&c.Shared)
 		a.shot.Hosts = append(a.shot.Hosts, cluster.HostStatus{
-			Name: name, Age: 100 * cluster.Millisecond, Counted: true, Digest: c.SharedDigest(), Info: sharing.InfoText("1.0", c),
+			Name: name, Age: 100 * cluster.Millisecond, Counted: true, Digest: c.SharedDigest(), Info: sharing.NewInfo("1.0", c).Text(nil),
 		})
 	}
 	return a

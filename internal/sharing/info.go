@@ -10,6 +10,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/cluster"
+	"shaperd.dev/shaperd/conn/adaptive"
 	"shaperd.dev/shaperd/shaper/config"
 )
 
@@ -18,17 +19,24 @@ type Info struct {
 	Version string            `json:"version"`
 	Limits  map[string]string `json:"limits,omitempty"` // what all must agree on, see [config.Config.SharedLimits]
 	Hashes  map[string]string `json:"hashes,omitempty"` // of Limits, if these are too long
+
+	Adaptive map[string]adaptive.Report `json:"adaptive,omitempty"` // of limits with adapt, by name
 }
 
-// InfoText returns what the others are told about this host, in at most [cluster.MaxInfo] bytes.
-func InfoText(version string, c *config.Config) string {
-	limits := c.SharedLimits()
+// NewInfo returns what the others are told about this host with a configuration.
+func NewInfo(version string, c *config.Config) *Info {
+	return &Info{Version: version, Limits: c.SharedLimits()}
+}
+
+// Text formats i and reports in at most [cluster.MaxInfo] bytes: in as few as it takes, and the reports above all.
+func (i *Info) Text(reports map[string]adaptive.Report) string {
 	hashes := map[string]string{}
-	for name, text := range limits {
+	for name, text := range i.Limits {
 		hashes[name] = hashText(text)
 	}
-	for _, info := range []Info{{Version: version, Limits: limits}, {Version: version, Hashes: hashes}, {Version: version}} {
-		text, _ := json.Marshal(info) // strings always encode
+	for _, info := range []Info{{Limits: i.Limits}, {Hashes: hashes}, {}} {
+		info.Version, info.Adaptive = i.Version, reports
+		text, _ := json.Marshal(info) // strings and integers always encode
 		if len(text) <= cluster.MaxInfo {
 			return string(text)
 		}

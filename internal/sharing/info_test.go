@@ -32,7 +32,7 @@ func TestInfo(t *testing.T) {
 		fmt.Fprintf(&text, "[[limit]]\nname = \"limit-%02d\"\nmatch = { source = [\"10.%d.0.0/16\"] }\nrate = \"8Mbit/s\"\nshared = true\n", i, i)
 	}
 	many := load(t, text.String())
-	info := InfoText("1.0", many)
+	info := NewInfo("1.0", many).Text(nil)
 	if len(info) > cluster.MaxInfo || len(ParseInfo(info).Hashes) != 41 || ParseInfo(info).Version != "1.0" {
 		t.Errorf("%d bytes: %s", len(info), info)
 	}

@@ -135,7 +135,7 @@ var limitKeys = keys{
 		omitZero: true,
 		doc: "`\"on\"` makes the maximum in flight follow what the downstream bears, between `min_connections` and `max_connections`: " +
 			"the fewest with which it answers nearly as often as it can. `\"observe\"` only finds out what that would be. For TCP, " +
-			"without `key`, not `shared`; connections must be able to wait.",
+			"without `key`; connections must be able to wait. With `shared`, hosts find it out together, for which they need a `store`.",
 	},
 	{
 		name: "min_connections", typ: integerType(1, 1<<20), def: "1", needs: []condition{adapting}, overridable: true,

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // Shared describes the group of hosts that share limits, and how they do it.
@@ -90,6 +92,10 @@ func (l *loader) shared(t table) {
 	l.shareds = append(l.shareds, t)
 }
 
+// maxJoint is the maximum number of adaptive limits that hosts share: what is measured of each goes with calls to the
+// ledger, where all hosts read it.
+const maxJoint = 4
+
 // checkShared reports mistakes between [shared] and limits, and between keys of [shared], which
 // may be in several files.
 func (l *loader) checkShared() {
@@ -118,7 +124,18 @@ func (l *loader) checkShared() {
 		}
 		return
 	}
+	joint := 0
 	for _, i := range limits {
+		switch l.c.Limits[i].Adapt {
+		case shaper.AdaptObserve:
+			l.limits[i].errorf("adapt", "\"observe\" is unsupported for a limit that hosts share: let a limit of each host observe beside it")
+		case shaper.AdaptOn:
+			if joint++; len(s.Store) == 0 {
+				l.limits[i].errorf("adapt", "needs a store in [shared], where hosts tell each other what they have measured")
+			} else if joint > maxJoint {
+				l.limits[i].errorf("adapt", "hosts share more than %d adaptive limits", maxJoint)
+			}
+		}
 		most, where := l.c.Limits[i].MaxConnections, "at attachments"
 		if !l.c.Limits[i].InPacketPlane() {
 			where = "without a store"
