@@ -42,6 +42,7 @@ type Controller struct {
 	settling  bool // the trial has not begun
 	settledAt leaky.Time
 	lag       leaky.Time // until the effect of a limit is known, besides what it takes to show
+	grain     float64    // the least change of the limit that has an effect
 	variation float64    // coefficient of variation of latency
 	now       trial      // moving average of what is observed
 	fewest    float64    // in flight in any trial; 0 before the first
@@ -80,7 +81,7 @@ const maxChanges = 16
 // New returns a controller whose limit is between least and most, both at least 1. It begins low, but not below what is
 // in flight.
 func New(least, most, inFlight int, now leaky.Time) *Controller {
-	c := &Controller{min: float64(least), max: float64(most), factor: 2, variation: 1, estimate: unknown}
+	c := &Controller{min: float64(least), max: float64(most), factor: 2, variation: 1, estimate: unknown, grain: 1}
 	c.at, c.fullAt = now, now
 	c.right = min(max(c.min, 4, float64(inFlight)), c.max)
 	c.begin(now)
@@ -149,8 +150,10 @@ func (c *Controller) begin(now leaky.Time) {
 
 // compared returns the two limits that are compared.
 func (c *Controller) compared() (low, high float64) {
-	low = max(c.min, math.Round(c.right/(1+apart)))
-	return low, max(low+1, math.Round(c.right*(1+apart)))
+	low = math.Round(c.right / (1 + apart))
+	low = max(c.min, low-math.Mod(low, c.grain))
+	high = math.Round(c.right * (1 + apart))
+	return low, max(low+c.grain, math.Ceil(high/c.grain)*c.grain)
 }
 
 // bound returns a limit within the bounds.
@@ -301,8 +304,8 @@ func (c *Controller) compare(t trial, now leaky.Time) {
 		step *= min(1+(n-2)/2, 3)
 	}
 	step = min(max(step, -maxStep), maxStep)
-	if math.Abs(step)*c.right < 0.5 { // a limit is a whole number
-		step = math.Copysign(0.5/c.right, step)
+	if math.Abs(step)*c.right < c.grain/2 {
+		step = math.Copysign(c.grain/2/c.right, step)
 	}
 	c.estimate.variance += min(9*step*step, 0.25)
 	if math.Abs(step) > 0.1 { // the trials before are of other limits

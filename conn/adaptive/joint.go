@@ -102,7 +102,7 @@ func (j *Joint) Exchange(reports map[string]Report, interval, now leaky.Time) {
 		j.hear(name, r, &passed, now)
 	}
 	j.leader = ""
-	inFlight, waiting := 0.0, 0
+	inFlight, waiting, busy := 0.0, 0, 0
 	for name, h := range j.hosts {
 		if now >= h.at+staleAfter {
 			if _, told := reports[name]; !told { // a ledger tells for long what a host that is away has reported
@@ -115,6 +115,9 @@ func (j *Joint) Exchange(reports map[string]Report, interval, now leaky.Time) {
 		}
 		inFlight += h.inFlight
 		waiting += h.last.Waiting
+		if h.inFlight > 0 || h.waits {
+			busy++
+		}
 		if h.waits && h.last.Waiting == 0 {
 			waiting++
 		}
@@ -135,6 +138,7 @@ func (j *Joint) Exchange(reports map[string]Report, interval, now leaky.Time) {
 		c.lag = 3 * interval // until a limit is in effect at all hosts, and they have said so
 		j.controller = c
 	}
+	c.grain = float64(max(busy, 1)) // fewer more are none, where all have as many
 	c.Set(int(math.Round(inFlight)), waiting, now)
 	c.add(passed)
 	c.Step(now)
