@@ -156,12 +156,13 @@ func (d *downstream) open(now leaky.Time) {
 	if b.openUntil == 0 {
 		b.period = max(1, b.period+1)
 		b.openedAt = now
+		ln.recallLater(func(s *session) bool { return s.downstream == d && b.openUntil > 0 && !s.attempt.trying })
 		d.state.BreakerOpened.Add(1)
 		d.logState(slog.LevelWarn, "breaker opened", d.checkPort(), "failures", b.failures, "for", c.For.String(), "err", b.lastError)
 	}
 	b.openUntil = now + leaky.FromDuration(c.For)
 	if !d.othersUsable() {
-		ln.hold.ramp = ramp{}
+		ln.hold.ramp, ln.hold.endedAt = ramp{}, now
 		ln.scheduleHold(now)
 	}
 	ln.readmit(now)
@@ -212,7 +213,7 @@ func (s *session) judge(closed bool, now leaky.Time) {
 		return
 	}
 	timeout := leaky.FromDuration(c.Timeout)
-	long, unanswered := now >= s.activity.start+timeout, s.turns.question && s.turns.firstByte == 0
+	long, unanswered := now >= s.activity.start+timeout, s.turns.question && s.turns.firstByte == 0 && s.turns.arrivedAt == 0
 	switch {
 	case s.turns.firstByte > 0 && !s.turns.question: // it has said something, and owes nothing
 		if long || closed {

@@ -74,7 +74,11 @@ func (s *session) dial(now leaky.Time) {
 // waitAgain makes s, which has no downstream, wait for one without slots.
 func (s *session) waitAgain(now leaky.Time) {
 	s.endTrial(now)
-	s.stage, s.paid = stageWaiting, true
+	if s.client.mustPoll && s.client.hasLeft(unix.EPOLLRDHUP) { // while it was being dialed
+		s.abort(shaper.ResetByClient, now)
+		return
+	}
+	s.stage, s.paid, s.failedHere = stageWaiting, true, false
 	s.release(now)
 	s.admission.acquire(&s.waiter, now)
 }

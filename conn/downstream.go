@@ -58,7 +58,16 @@ func (p *Proxy) DrainDownstream(listener, downstream string, drained bool) (foun
 					continue
 				}
 				found++
+				was := ln.allShutOff()
 				d.drained = drained
+				switch {
+				case was && !ln.allShutOff():
+					ln.goOn(now)
+				case !drained && !d.down && ln.config.Load().Check.Interval > 0:
+					ln.reached(true, now)
+				default:
+					ln.followChecks(now)
+				}
 				ln.wakeWaiters(now)
 			}
 		}
@@ -162,6 +171,9 @@ func (d *downstream) nextCapacity(now leaky.Time) leaky.Time {
 
 // isLocalError reports whether this host, and not the downstream, caused err.
 func isLocalError(err error) bool {
-	local := [...]error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL, sock.ErrSourceAddr}
+	local := [...]error{
+		unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ENOSPC, // of the system
+		unix.EADDRNOTAVAIL, unix.EAFNOSUPPORT, sock.ErrSourceAddr, // no address or port of its own
+	}
 	return slices.ContainsFunc(local[:], func(target error) bool { return errors.Is(err, target) })
 }

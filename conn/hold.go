@@ -21,6 +21,7 @@ type hold struct {
 	trial     *session   // that tries to reach a downstream while down is set
 	tryAt     leaky.Time // when the next one may
 	reachedAt leaky.Time // when a downstream was last reached
+	endedAt   leaky.Time // since when those that wait have no more time than others
 
 	ramp  ramp
 	timer pacer.Event // serves those who wait when that may have become possible
@@ -58,7 +59,7 @@ func (ln *listener) letIn(s *session, now leaky.Time) {
 	h := &ln.hold
 	switch {
 	case h.down && s != nil:
-		h.trial, s.trialAt = s, ln
+		h.trial, s.trialAt, h.tryAt = s, ln, now+tryInterval
 	case h.ramp.interval > 0:
 		h.ramp.pass(now)
 		ln.scheduleHold(now)
@@ -110,7 +111,7 @@ func (ln *listener) resolved() bool {
 
 // followChecks begins to wait if checks say that all downstreams are down.
 func (ln *listener) followChecks(now leaky.Time) {
-	if ln.config.Load().OnDown == shaper.DownHold && !ln.hold.down && len(ln.downstreams) > 0 && !slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return !d.down }) {
+	if ln.config.Load().OnDown == shaper.DownHold && !ln.hold.down && slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return d.down && !d.drained }) && !slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return !d.down && !d.drained }) {
 		ln.goDown(now)
 		ln.scheduleHold(now)
 	}
@@ -123,7 +124,27 @@ func (ln *listener) goDown(now leaky.Time) {
 		h.since = now
 	}
 	h.down, h.tryAt, h.ramp = true, now+tryInterval, ramp{}
+	ln.recallLater(func(s *session) bool { return h.down && h.trial != s })
 	ln.proxy.log.Warn("no downstream can be reached: new connections wait", "listener", ln.name, "timeout", ln.config.Load().HoldTimeout.String())
+}
+
+// recallLater makes the sessions that are being connected, and for which wanted holds in the next round, wait again: the
+// kernel repeats their SYNs, and all would come at once when the server is back.
+func (ln *listener) recallLater(wanted func(*session) bool) {
+	l := ln.proxy.loop
+	l.runLater(func(now leaky.Time) {
+		ln.proxy.sessions.each(func(s *session) {
+			if s.listener != ln || s.stage != stageDialing || s.server.fd < 0 || !wanted(s) {
+				return
+			}
+			l.pacer.Cancel(&s.timer)
+			l.close(s.server.fd)
+			s.server.fd = -1
+			s.releaseDownstream(now)
+			s.failedDownstreams = nil
+			s.waitAgain(now)
+		})
+	})
 }
 
 // reached is called when a downstream was reached, by a check or by a session that was to try.
@@ -148,6 +169,7 @@ func (ln *listener) goOn(now leaky.Time) {
 		return
 	}
 	config := ln.config.Load()
+	ln.hold.endedAt = now
 	ln.hold.ramp.begin(config.Ramp, leaky.FromDuration(config.SlowStart), now)
 	for _, d := range ln.downstreams {
 		d.recoveredAt = now
@@ -160,7 +182,7 @@ func (ln *listener) goOn(now leaky.Time) {
 // let in at a ramp.
 func (d *downstream) recover(now leaky.Time) {
 	ln := d.listener
-	if ln.config.Load().SlowStart > 0 && !ln.holds() && !d.othersUsable() {
+	if h := &ln.hold; ln.config.Load().SlowStart > 0 && !h.active() && (h.ramp.interval > 0 || !ln.holds()) && !d.othersUsable() {
 		ln.gateWaiters()
 		ln.goOn(now)
 	}
@@ -207,7 +229,11 @@ func (ln *listener) holdDue(now leaky.Time) {
 		ln.resume(now)
 		return
 	}
-	h.ramp.advance(ln.hasWaiters(), now)
+	if ramps := h.ramp.interval > 0; ramps {
+		if h.ramp.advance(ln.hasWaiters(), now); h.ramp.interval == 0 {
+			h.endedAt = now
+		}
+	}
 	ln.wakeWaiters(now)
 	if !h.down && h.until == 0 {
 		ln.scheduleHold(now)
@@ -236,13 +262,16 @@ func (ln *listener) holdFor(d time.Duration, now leaky.Time) {
 	if h.until, h.ramp = leaky.Never, (ramp{}); d != shaper.Forever {
 		h.until = now + leaky.FromDuration(d)
 	}
+	ln.recallLater(func(*session) bool { return h.until > 0 })
 	ln.scheduleHold(now)
 }
 
-// waiting returns how many connections wait in the pools of ln.
+// waiting returns how many connections wait for a downstream of ln, or for a limit before that.
 func (ln *listener) waiting() (n int) {
-	for _, gt := range ln.pools {
-		n += gt.waiting
+	for _, q := range ln.proxy.admission.queues {
+		if last := q.gates[len(q.gates)-1]; last.pool != nil && last.pool.listener == ln {
+			n += q.len
+		}
 	}
 	return n
 }
@@ -263,6 +292,7 @@ func (p *Proxy) Hold(listener string, d time.Duration, endIdle bool) (ended int,
 		}
 		ln.holdFor(d, now)
 		if endIdle {
+			p.admission.requeue(now) // what this frees lets nobody in
 			ended = ln.endIdle(now)
 		}
 	})
@@ -320,8 +350,10 @@ func (ln *listener) status(now leaky.Time) shaper.ListenerStatus {
 	} else if ramp.interval > 0 {
 		st.Rate = float64(leaky.Second) / float64(ramp.interval)
 	}
-	if ramp.interval > 0 && !h.down && h.until != leaky.Never {
-		st.LastServed = (begin + ramp.takes(st.Waiting, begin)).Sub(now).Duration()
+	if ramp.interval > 0 && !h.down && h.until != leaky.Never && !ln.allShutOff() && slices.ContainsFunc(ln.downstreams, func(d *downstream) bool { return d.hasCapacity(now) }) {
+		if last := (begin + ramp.takes(st.Waiting, begin)).Sub(now).Duration(); last <= ln.config.Load().HoldTimeout {
+			st.LastServed = last
+		}
 	}
 	return st
 }

@@ -105,7 +105,8 @@ func (d *downstream) recordSuccess(port uint16, now leaky.Time) {
 		d.recover(now)
 	}
 	if h.ejectedUntil > 0 {
-		h.recoveredAt = now
+		h.recoveredAt, d.recoveredAt = now, now
+		d.listener.scheduleHold(now)
 	}
 	h.failures, h.ejectedUntil, h.lastError = 0, 0, nil
 	d.listener.wakeLater()

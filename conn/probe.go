@@ -25,6 +25,8 @@ type probe struct {
 	asked   bool        // it is connected, and waits for the answer
 	counted bool        // the check holds one of d's max_connections
 	timer   pacer.Event // starts the next check, or is the timeout of this one
+
+	interval time.Duration // that the next check was scheduled with
 }
 
 // configure starts or stops the checks as the configuration says. Checks that run go on.
@@ -36,10 +38,10 @@ func (p *probe) configure(now leaky.Time) {
 		}
 		return
 	}
-	if p.fd < 0 && !p.timer.Scheduled() {
-		p.timer.Fire = p.start
+	if interval := p.d.listener.config.Load().Check.Interval; p.fd < 0 && (!p.timer.Scheduled() || interval != p.interval) {
+		p.timer.Fire, p.interval = p.start, interval
 		// Spread the first checks over an interval.
-		p.d.listener.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(rand.N(p.d.listener.config.Load().Check.Interval)))
+		p.d.listener.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(rand.N(interval)))
 	}
 }
 
@@ -152,7 +154,9 @@ func (p *probe) finish(err error, now leaky.Time) {
 			log.Info("downstream is up", "listener", d.listener.name, "downstream", d.Name())
 			d.listener.wakeLater()
 		}
-		d.listener.reached(true, now)
+		if !d.drained {
+			d.listener.reached(true, now)
+		}
 	}
 	p.scheduleNext(now)
 }
@@ -160,8 +164,8 @@ func (p *probe) finish(err error, now leaky.Time) {
 // scheduleNext schedules the next check, one interval from now.
 func (p *probe) scheduleNext(now leaky.Time) {
 	ln := p.d.listener
-	p.timer.Fire = p.start
-	jitter := time.Duration(float64(ln.config.Load().Check.Interval) * (0.9 + 0.2*rand.Float64()))
+	p.timer.Fire, p.interval = p.start, ln.config.Load().Check.Interval
+	jitter := time.Duration(float64(p.interval) * (0.9 + 0.2*rand.Float64()))
 	ln.proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(jitter))
 }
 

@@ -16,6 +16,7 @@ type ramp struct {
 	stepAt   leaky.Time // when the rate grows
 	endAt    leaky.Time // not before
 	waited   bool       // connections have waited for the rate since the last step
+	passed   bool       // one has passed since then
 }
 
 const (
@@ -43,7 +44,7 @@ func (r *ramp) open(now leaky.Time) bool {
 }
 
 // pass records that a connection passes at now.
-func (r *ramp) pass(now leaky.Time) { r.next = now + r.interval }
+func (r *ramp) pass(now leaky.Time) { r.next, r.passed = now+r.interval, true }
 
 // advance takes the steps that are due at now. waiting says that connections wait for the rate.
 func (r *ramp) advance(waiting bool, now leaky.Time) {
@@ -53,6 +54,11 @@ func (r *ramp) advance(waiting bool, now leaky.Time) {
 }
 
 func (r *ramp) step(waiting bool) {
+	if waiting && !r.passed && r.next <= r.stepAt { // the server has not shown yet that it bears this rate
+		r.stepAt += rampStep
+		return
+	}
+	r.passed = false
 	faster := r.interval * 2 / 3
 	if r.stepAt >= r.endAt && !r.waited && !waiting || faster < maxRamp {
 		*r = ramp{}

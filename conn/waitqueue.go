@@ -98,8 +98,8 @@ func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, n
 	for i := range w.waitedBefore {
 		w.waitedBefore[i] = q.waitedAt(i, now)
 	}
-	q.waiters.Push(&w.link, w)
-	if q.len++; q.len == 1 {
+	q.waiters.PushBefore(&w.link, w, func(o *waiter) bool { return q.paid && o.since > w.since })
+	if q.len++; w == q.waiters.First() {
 		a.armTimeout(q)
 	}
 	q.current().addWaiting(1, now)
@@ -188,13 +188,13 @@ func (q *waitQueue) deadline() leaky.Time {
 	from, gt := first.arrived, q.gates[q.pos]
 	switch {
 	case gt.pool == nil:
-		if last := len(q.gates) - 1; q.gates[last].pool != nil && q.gates[last].pool.listener.holds() {
+		if last := len(q.gates) - 1; q.gates[last].pool != nil {
 			from += q.waits[last].waited - first.waitedBefore[last] // in the hold
 		}
 	case gt.pool.listener.holds():
 		return first.since + leaky.FromDuration(gt.pool.listener.config.Load().HoldTimeout)
 	default:
-		from = q.posSince - q.waits[q.pos].waited + first.waitedBefore[q.pos]
+		from = max(q.posSince-q.waits[q.pos].waited+first.waitedBefore[q.pos], gt.pool.listener.hold.endedAt)
 	}
 	return from + q.current().patience()
 }

@@ -281,8 +281,9 @@ func markHeld(l *plan.Plan, held []heldListener, now time.Time) (found int) {
 		left := shaper.Forever
 		if h.Until != nil {
 			left = min(h.Until.Sub(now), h.Until.Sub(h.Since)) // a clock that was set must not prolong it
+			left = max(left, time.Millisecond)                 // one that has ended meanwhile leaves its ramp
 		}
-		if i >= 0 && left > 0 {
+		if i >= 0 {
 			l.Config.Listen[i].HeldFor = left
 			found++
 		}

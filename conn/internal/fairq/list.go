@@ -22,6 +22,29 @@ func (l *List[T]) Push(k *Link[T], item *T) {
 	l.last = k
 }
 
+// PushBefore inserts item, whose link k is in no list, before those at the end for which later holds.
+func (l *List[T]) PushBefore(k *Link[T], item *T, later func(*T) bool) {
+	after := l.last
+	for after != nil && later(after.item) {
+		after = after.prev
+	}
+	next := l.first
+	if after != nil {
+		next = after.next
+	}
+	k.item, k.prev, k.next = item, after, next
+	if after == nil {
+		l.first = k
+	} else {
+		after.next = k
+	}
+	if next == nil {
+		l.last = k
+	} else {
+		next.prev = k
+	}
+}
+
 // Remove removes the item of k.
 func (l *List[T]) Remove(k *Link[T]) {
 	if k.prev == nil {
