@@ -65,7 +65,7 @@ func (e *endpoint) hasLeft(events uint32) bool {
 	}
 	var b [1]byte
 	n, errno := sock.Peek(e.fd, b[:])
-	return errno == 0 && n == 0 && len(e.session.resend.next) == 0 || e.session.holds()
+	return errno == 0 && n == 0 && !e.session.resend.pends() || e.session.holds()
 }
 
 // disarmRead disables read events of an endpoint whose bytes are queued: each segment would wake the

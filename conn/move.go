@@ -96,7 +96,7 @@ func (d *direction) move(limit int) int {
 }
 
 // keeps reports whether what d sends may have to be sent again.
-func (d *direction) keeps() bool { return d == &d.session.up && d.session.resend.kept }
+func (d *direction) keeps() bool { return d == &d.session.up && d.session.resend.keeps() }
 
 // looks reports whether what d sends is looked at.
 func (d *direction) looks() bool {

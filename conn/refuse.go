@@ -65,7 +65,7 @@ func (s *session) turnAway(as shaper.Ending, with shaper.RefuseWith, reply strin
 		s.reply = reply
 		s.timer.Fire = s.lingeringClose
 		s.proxy.loop.pacer.Schedule(&s.timer, now+lingerTimeout)
-		if s.client.readable || s.resend.tries > 0 {
+		if s.client.readable || s.resend.repeats() {
 			s.lingeringClose(now)
 		}
 	default:

@@ -11,7 +11,7 @@ import (
 )
 
 // resend is what a client has sent to a downstream that has not said anything yet. If that fails then, another
-// connection is made, and gets it too: with retry_unanswered.
+// connection is made, and gets it too: with retry_unanswered. Without it is nil.
 type resend struct {
 	kept  bool // all that was sent, with the header, is in sent
 	sent  []byte
@@ -29,6 +29,9 @@ const (
 
 // begin begins to keep what is sent, and returns what was sent to the downstream before.
 func (r *resend) begin(wanted bool) (again []byte) {
+	if r == nil {
+		return nil
+	}
 	again = r.next
 	*r = resend{kept: wanted && r.tries < maxResends, tries: r.tries}
 	return again
@@ -46,13 +49,26 @@ func (r *resend) keep(b []byte) {
 }
 
 // stop keeps nothing any more: the downstream has answered.
-func (r *resend) stop() { *r = resend{tries: r.tries} }
+func (r *resend) stop() {
+	if r != nil {
+		*r = resend{tries: r.tries}
+	}
+}
+
+// keeps reports whether what is sent is kept.
+func (r *resend) keeps() bool { return r != nil && r.kept }
+
+// pends reports whether something is to be sent again.
+func (r *resend) pends() bool { return r != nil && len(r.next) > 0 }
+
+// repeats reports whether a connection was made again.
+func (r *resend) repeats() bool { return r != nil && r.tries > 0 }
 
 // tryAgain connects s again if its downstream, which has failed or closed in this way, has not said anything. It
 // reports whether it does.
 func (s *session) tryAgain(how shaper.Failure, now leaky.Time) bool {
-	r := &s.resend
-	if !r.kept || s.removed || s.stage != stageRelaying || s.up.srcEOF || s.up.dstShut || s.client.failed {
+	r := s.resend
+	if !r.keeps() || s.removed || s.stage != stageRelaying || s.up.srcEOF || s.up.dstShut || s.client.failed {
 		return false
 	}
 	l := s.proxy.loop
@@ -74,7 +90,7 @@ func (s *session) tryAgain(how shaper.Failure, now leaky.Time) bool {
 	l.close(s.server.fd)
 	s.server.fd = -1
 	s.proxy.trafficLog.warn("downstream has closed a connection without an answer", "listener", s.name, "downstream", s.downstream.address(s.flow.Port, s.samePort))
-	if s.turns.question || len(s.resend.next) > 0 {
+	if s.turns.question || s.resend.pends() {
 		s.attemptFailed(how, errNoAnswer, now)
 	}
 	s.releaseDownstream(now)

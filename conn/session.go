@@ -24,6 +24,8 @@ type session struct {
 	originalDst netip.AddrPort // destination in the PROXY header, or the zero value
 	stage       stage
 	refusedAs   shaper.Ending // in stageRefusing
+	failedHere  bool          // a dial failed because of this host
+	attempt     attempt       // at downstream
 	timer       pacer.Event   // of the stage
 	reply       string        // for a refused client
 	lingerLeft  int           // bytes that a refused client may still send
@@ -31,14 +33,12 @@ type session struct {
 	downstream        *downstream   // where it holds a slot, or nil
 	dialedAt          leaky.Time    // when the last dial began
 	failedDownstreams []*downstream // could not be reached
-	failedHere        bool          // a dial failed because of this host
-	attempt           attempt       // at downstream
 	trialAt           *listener     // of whose hold s is the trial, or nil
 
 	client, server endpoint
 	up, down       direction // to the downstream, and from it
 	activity       activity
-	resend         resend
+	resend         *resend
 	turns          turns
 	turn           *turnSlot // nil unless a limit that counts turns applies
 	tcpStats       tcpStats
@@ -65,11 +65,15 @@ func (s *session) relay(header []byte, now leaky.Time) {
 	pacing, lowat := s.down.pacingRate, s.down.lowat // of the client's socket, if there was another downstream
 	s.up = direction{session: s, src: &s.client, dst: &s.server, bytes: &s.counts.ToDownstream}
 	s.down = direction{session: s, src: &s.server, dst: &s.client, bytes: &s.counts.FromDownstream}
-	s.up.unwritten, s.up.headerLen = slices.Concat(header, s.resend.begin(s.config.Load().RetryUnanswered)), uint64(len(header))
+	retry := s.config.Load().RetryUnanswered
+	if retry && s.resend == nil {
+		s.resend = &resend{}
+	}
+	s.up.unwritten, s.up.headerLen = slices.Concat(header, s.resend.begin(retry)), uint64(len(header))
 	for _, d := range []*direction{&s.up, &s.down} {
 		d.unit, d.pacingRate = unit{owner: d, credit: grantCredit}, unpaced
 	}
-	if s.resend.tries > 0 {
+	if s.resend.repeats() {
 		s.down.pacingRate, s.down.lowat = pacing, lowat
 	}
 	if s.turn != nil {
