@@ -124,7 +124,12 @@ func (a *admission) updateAdapters(now leaky.Time) {
 			a.removeAdapter(state)
 			continue
 		}
-		if l := a.policy.Limit(i); ad.controller != nil {
+		l := a.policy.Limit(i)
+		if ad.gate == nil && ad.joint() != (l.Shared && l.Adapt == shaper.AdaptOn && !l.Observe) {
+			a.removeAdapter(state)
+			continue
+		}
+		if ad.controller != nil {
 			ad.controller.Bound(l.MinConnections, max(l.MinConnections, l.MaxConnections), now)
 			ad.publish(now)
 		}

@@ -250,7 +250,7 @@ func (ld *lending) report(all []shaper.Demand, now leaky.Time) (_ []shaper.Deman
 		sh.listed = false
 		missed, over := sh.missed > 0 || sh.missedOfLate(now), sh.overused(ld.terms.Hosts)
 		waits, nearly := missed || sh.waiting() > 0, sh.nearlyUsed()
-		d := sh.demand(ld.terms.Hosts, now)
+		d := sh.demand(ld, now)
 		sh.short = waits
 		switch {
 		case sh.hot || over || d.Name != "":
@@ -266,11 +266,11 @@ func (ld *lending) report(all []shaper.Demand, now leaky.Time) (_ []shaper.Deman
 }
 
 // demand returns what is needed of the pool.
-func (sh *poolShare) demand(hosts int, now leaky.Time) shaper.Demand {
-	gt, pool := sh.gate, sh.pool(hosts)
+func (sh *poolShare) demand(ld *lending, now leaky.Time) shaper.Demand {
+	gt, pool := sh.gate, sh.pool(ld.terms.Hosts)
 	sh.peak.add(gt.inFlight+sh.missed, now)
 	d := shaper.Demand{
-		Key: gt.limitKey(), Slots: true, Held: pool.Parts(gt.inFlight), Fit: pool.Parts(gt.slots), Next: pool.Parts(gt.slots + 1),
+		Key: gt.limitKey(), Slots: true, Held: sh.heldParts(ld, pool), Fit: pool.Parts(gt.slots), Next: pool.Parts(gt.slots + 1),
 	}
 	switch {
 	case gt.limit.Observe: // and keeps nobody from a slot
@@ -290,6 +290,22 @@ func (sh *poolShare) demand(hosts int, now leaky.Time) shaper.Demand {
 		d.Name, d.Want, d.Spare = sh.name, d.Held, 0
 	}
 	return d
+}
+
+// heldParts returns the parts that are in use. When the maximum of an adaptive limit falls, those in flight need more of them
+// than were given; but to say so would get this host more slots when it rises again. What they need at the operator's
+// maximum is what must be told.
+func (sh *poolShare) heldParts(ld *lending, pool shaper.SlotPool) uint32 {
+	gt, most := sh.gate, pool
+	if !pool.Lent {
+		return pool.Parts(gt.inFlight)
+	}
+	given, hot := ld.given[gt.key]
+	if !hot {
+		given = ld.terms.SlotsCold
+	}
+	most.Most = gt.limit.MaxConnections
+	return min(pool.Parts(gt.inFlight), max(given, most.Parts(gt.inFlight)))
 }
 
 // missedOfLate reports whether connections were refused in the last second before the current report: who is refused

@@ -306,3 +306,54 @@ func TestLending_Refused(t *testing.T) {
 	r.setShares(shaper.Shares{Lease: r.admission.sharing.lease, Slots: []shaper.KeyParts{{Key: r.poolKey(1), Parts: shaper.Whole}}})
 	r.must("10.0.0.1")
 }
+
+// A host whose adaptive maximum falls does not say that it has more parts than it was given, as it would have more slots
+// when that rises again; nor fewer than what is in flight needs of the operator's maximum.
+func TestLending_AdaptiveDemand(t *testing.T) {
+	r := newAdmissionRig(t, shaper.Limit{
+		Name: "cap", Match: shaper.Match{Protocol: shaper.TCP}, Shared: true, MaxConnections: 100, Adapt: shaper.AdaptOn, MinConnections: 1, QueueTimeout: time.Hour, MaxQueue: 1000,
+	})
+	state, key := r.shaper.Policy().State(0), r.poolKey(0)
+	level := func(n int) {
+		state.Adaptive.Store(&shaper.AdaptiveStatus{Limit: n, Most: n, Current: n})
+		for _, ad := range r.admission.adapters {
+			r.admission.sharing.lending.update(ad.gate)
+		}
+		r.admission.run(r.now)
+	}
+	give := func(parts uint32) {
+		r.setShares(shaper.Shares{
+			Lease: shaper.Lease{End: r.now + leaky.Second, AloneAt: leaky.Never, Hosts: 2, SlotsCold: shaper.Whole / 2}, Slots: []shaper.KeyParts{{Key: key, Parts: parts}},
+		})
+	}
+	level(100)
+	for i := range 120 {
+		r.visit(fmt.Sprint("10.0.0.", i), nil)
+	}
+	give(shaper.Whole / 2)
+	most := shaper.SlotPool{Most: 100, Hosts: 2, Lent: true}
+	for _, tt := range []struct {
+		level    int
+		given    uint32
+		inFlight int
+		held     uint32
+	}{
+		{100, shaper.Whole / 2, 50, most.Parts(50)},
+		{89, shaper.Whole / 2, 50, shaper.Whole / 2},
+		{10, shaper.Whole / 2, 50, shaper.Whole / 2},
+		{100, shaper.Whole / 2, 50, most.Parts(50)},
+		{50, shaper.Whole / 10, 50, most.Parts(50)}, // it has to give back, and cannot yet
+		{100, shaper.Whole / 10, 50, most.Parts(50)},
+		{100, shaper.Whole * 6 / 10, 60, most.Parts(60)},
+	} {
+		level(tt.level)
+		give(tt.given)
+		all := r.demands()
+		if n := len(r.in); n != tt.inFlight || len(all) != 1 || all[0].Held != tt.held {
+			t.Errorf("%+v: %d in flight, %+v", tt, n, all)
+		}
+	}
+	for v := range r.in {
+		v.finish()
+	}
+}

@@ -117,7 +117,7 @@ func (l *Limit) Pool(state *LimitState, hosts int) SlotPool {
 		return SlotPool{Most: l.MaxConnections, Hosts: hosts}
 	}
 	most := hosts
-	if found := state.Adaptive.Load(); found != nil {
+	if found := state.Adaptive.Load(); found != nil && found.Current > 0 {
 		most = found.Current
 	}
 	return SlotPool{Most: min(max(most, l.MinConnections), l.MaxConnections), Hosts: hosts, Lent: true}

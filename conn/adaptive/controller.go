@@ -150,10 +150,12 @@ func (c *Controller) begin(now leaky.Time) {
 
 // compared returns the two limits that are compared.
 func (c *Controller) compared() (low, high float64) {
-	low = math.Round(c.right / (1 + apart))
-	low = max(c.min, low-math.Mod(low, c.grain))
-	high = math.Round(c.right * (1 + apart))
-	return low, max(low+c.grain, math.Ceil(high/c.grain)*c.grain)
+	low, high = math.Round(c.right/(1+apart)), math.Round(c.right*(1+apart))
+	if low >= c.grain {
+		low, high = low-math.Mod(low, c.grain), math.Ceil(high/c.grain)*c.grain
+	}
+	low = max(c.min, low)
+	return low, max(low+1, high)
 }
 
 // bound returns a limit within the bounds.

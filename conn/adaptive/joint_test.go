@@ -178,14 +178,30 @@ func TestJoint_Reports(t *testing.T) {
 	if f, _ := j.Found(); !j.Leads() || f.Middle < 5 || f.Middle > 50 {
 		t.Errorf("leads: %v, %+v", j.Leads(), f)
 	}
+	again := NewJoint("b", 5, 50) // b is started again, and another one has led
+	for n := range int64(2) {
+		again.Exchange(map[string]Report{"b": {At: 1 + n}, "c": {At: 1 + n, Found: &Found{Limit: 33, Middle: 30, Most: 34}}}, ticks(exchangeEvery), now)
+	}
+	if f, _ := again.Found(); !again.Leads() || f.Middle != 30 {
+		t.Errorf("leads: %v, %+v", again.Leads(), f)
+	}
 	before := j.controller.sums
 	step(map[string]Report{"c": {At: 1, Answers: 1 << 60, InFlight: 1 << 60, Latency: 1 << 60}}) // new: it has passed before
 	step(map[string]Report{"c": {At: 2, Answers: 3}})                                            // started again
 	if d := j.controller.since(before); d.answers != 0 || d.allInFlight != 0 {
 		t.Errorf("%+v", d)
 	}
-	step(map[string]Report{"c": {At: 1e5, Answers: 5, InFlight: 3e5, Waiting: 1}})
-	if d := j.controller.since(before); d.answers != 2 || j.controller.inFlight != 3 || j.controller.waiting == 0 {
+	for _, r := range []Report{
+		{At: 3, Answers: 1 << 60}, {At: 4, InFlight: 1 << 60}, {At: 5, Latency: -1}, {At: 6, Full: 1 << 62}, {At: -7}, {At: 2, Waiting: -1 << 40}, // broken
+	} {
+		step(map[string]Report{"c": r})
+	}
+	if d := j.controller.since(before); d.answers != 0 || d.allInFlight != 0 || j.controller.waiting != 0 {
+		t.Errorf("%+v, %d wait", d, j.controller.waiting)
+	}
+	step(map[string]Report{"c": {At: 1e5 - 2, Answers: 3}})
+	step(map[string]Report{"c": {At: 2e5, Answers: 5, InFlight: 3e5, Waiting: 1}})
+	if d := j.controller.since(before); d.answers != 5 || j.controller.inFlight != 3 || j.controller.waiting == 0 {
 		t.Errorf("%+v, %d in flight", d, j.controller.inFlight)
 	}
 }

@@ -19,6 +19,9 @@ type adaptivePlane interface {
 	FollowAdaptive()
 }
 
+// oldReport is how long a host must not have called for what it has reported to count for nothing: it is away.
+const oldReport = time.Minute
+
 // noKey is a key of no bucket: a snapshot with it has hosts only.
 const noKey = "-"
 
@@ -34,6 +37,7 @@ func (g *group) adapt(ctx context.Context, m *member.Member, s config.Shared) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	joints := map[*shaper.LimitState]*adaptive.Joint{}
+	untold := false
 	name := sharing.HostName(&s)
 	for {
 		select {
@@ -57,30 +61,41 @@ func (g *group) adapt(ctx context.Context, m *member.Member, s config.Shared) {
 			j := joints[state]
 			if j == nil {
 				j = adaptive.NewJoint(name, l.MinConnections, l.MaxConnections)
+				if was := state.Adaptive.Load(); was != nil && was.Current > 0 { // by the member before
+					j.Resume(adaptive.Found{Limit: was.Current, Middle: was.Limit, Most: was.Most, Throughput: int(was.Throughput)})
+				}
 				joints[state] = j
 			}
 			j.Bound(l.MinConnections, l.MaxConnections, now)
-			if found, _ := j.Found(); j.Leads() {
+			if found, _ := j.Found(); found.Limit > 0 {
 				report.Found = &found
 			}
-			limits[state], told[l.Name] = l, report
+			report.Every = interval.Microseconds()
+			limits[state], told[sharing.ReportName(l.Name)] = l, report
 		}
 		for state := range joints {
 			if limits[state] == nil {
 				delete(joints, state)
+				state.Adaptive.Store(nil)
 			}
 		}
-		m.Tell(ctx, g.info.Load().Text(told))
+		text := g.info.Load().Text(told)
+		if (text == "") != untold {
+			if untold = text == ""; untold {
+				g.log.Error("what was measured of adaptive limits is too long to tell other hosts")
+			}
+		}
+		m.Tell(ctx, text)
 		others, err := g.readReports(ctx, m, name)
 		if err != nil {
 			continue // limits stay as they are
 		}
 		for state, l := range limits {
-			reports := others[l.Name]
+			reports := others[sharing.ReportName(l.Name)]
 			if reports == nil {
 				reports = map[string]adaptive.Report{}
 			}
-			reports[name] = told[l.Name]
+			reports[name] = told[sharing.ReportName(l.Name)]
 			j := joints[state]
 			j.Exchange(reports, leaky.FromDuration(interval), now)
 			publish(state, j, now)
@@ -99,7 +114,7 @@ func (g *group) readReports(ctx context.Context, m *member.Member, name string) 
 	}
 	all := map[string]map[string]adaptive.Report{}
 	for _, h := range shot.Hosts {
-		if h.Name == name {
+		if h.Name == name || h.Age.Duration() > oldReport {
 			continue
 		}
 		for limit, report := range sharing.ParseInfo(h.Info).Adaptive {

@@ -20,8 +20,11 @@ type Info struct {
 	Limits  map[string]string `json:"limits,omitempty"` // what all must agree on, see [config.Config.SharedLimits]
 	Hashes  map[string]string `json:"hashes,omitempty"` // of Limits, if these are too long
 
-	Adaptive map[string]adaptive.Report `json:"adaptive,omitempty"` // of limits with adapt, by name
+	Adaptive map[string]adaptive.Report `json:"adaptive,omitempty"` // of limits with adapt, by [ReportName]
 }
+
+// ReportName returns what stands for the name of a limit in Info.Adaptive: names may be long.
+func ReportName(limit string) string { return hashText(limit) }
 
 // NewInfo returns what the others are told about this host with a configuration.
 func NewInfo(version string, c *config.Config) *Info {
@@ -34,8 +37,8 @@ func (i *Info) Text(reports map[string]adaptive.Report) string {
 	for name, text := range i.Limits {
 		hashes[name] = hashText(text)
 	}
-	for _, info := range []Info{{Limits: i.Limits}, {Hashes: hashes}, {}} {
-		info.Version, info.Adaptive = i.Version, reports
+	for _, info := range []Info{{Version: i.Version, Limits: i.Limits}, {Version: i.Version, Hashes: hashes}, {Version: i.Version}, {}} {
+		info.Adaptive = reports
 		text, _ := json.Marshal(info) // strings and integers always encode
 		if len(text) <= cluster.MaxInfo {
 			return string(text)

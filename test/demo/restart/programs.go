@@ -28,7 +28,7 @@ var programs = [...]program{
 type gateway struct {
 	*lab.Process
 	stop   func() error
-	verb   func(args ...string) error // of shaperd
+	verb   func(args ...string) (string, error) // of shaperd
 	daemon *lab.Daemon
 }
 
@@ -60,8 +60,8 @@ max_connections = 250
 	if err != nil {
 		return nil, err
 	}
-	verb := func(args ...string) error {
-		return h.Run(b.Shaperd, append(args, "--control", d.Control)...)
+	verb := func(args ...string) (string, error) {
+		return h.Output(b.Shaperd, append(args, "--control", d.Control)...)
 	}
 	return &gateway{d.Process, d.Close, verb, d}, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -126,10 +127,12 @@ func (o *outcome) cycle(ctx context.Context, s *lab.PostgreSQL, g *gateway, c *l
 		return g.Errorf("%s has ended", o.program.name)
 	}
 	if o.program.announced {
-		if err := g.verb("hold", "db"); err != nil {
+		if _, err := g.verb("hold", "db"); err != nil {
 			return err
 		}
-		time.Sleep(200 * time.Millisecond) // transactions end
+		if err := g.awaitIdle(); err != nil {
+			return err
+		}
 	}
 	s.Kill() // its other processes notice, and end, too
 	time.Sleep(downTime)
@@ -141,9 +144,30 @@ func (o *outcome) cycle(ctx context.Context, s *lab.PostgreSQL, g *gateway, c *l
 	}
 	o.restarts = append(o.restarts, c.Elapsed())
 	if o.program.announced {
-		return g.verb("resume", "db")
+		_, err := g.verb("resume", "db")
+		return err
 	}
 	return nil
+}
+
+// awaitIdle waits until no connection of the listener that is held is in flight, as an operator would.
+func (g *gateway) awaitIdle() error {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		text, err := g.verb("downstreams", "--json")
+		if err != nil {
+			return err
+		}
+		var all []struct {
+			InFlight int `json:"in_flight"`
+		}
+		if err := json.Unmarshal([]byte(text), &all); err != nil {
+			return err
+		}
+		if len(all) == 1 && all[0].InFlight == 0 {
+			return nil
+		}
+	}
+	return errors.New("connections are still in flight 10 s after the hold has begun")
 }
 
 // pgbench runs some transactions of one client, and returns how many were done, and what it has said.
