@@ -229,7 +229,7 @@ func (ln *listener) holdDue(now leaky.Time) {
 		ln.resume(now)
 		return
 	}
-	if ramps := h.ramp.interval > 0; ramps {
+	if h.ramp.interval > 0 {
 		if h.ramp.advance(ln.hasWaiters(), now); h.ramp.interval == 0 {
 			h.endedAt = now
 		}

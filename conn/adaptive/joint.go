@@ -182,7 +182,7 @@ func (j *Joint) Exchange(reports map[string]Report, interval, now leaky.Time) {
 		c.lag = 3 * interval // until a limit is in effect at all hosts, and they have said so
 		j.controller = c
 	}
-	c.grain = float64(max(busy, 1)) // fewer more are none, where all have as many
+	c.grain = float64(max(busy, 1)) // a smaller change may give no host a slot more
 	c.Set(int(math.Round(inFlight)), waiting, now)
 	c.add(passed)
 	c.Step(now)
