@@ -153,13 +153,13 @@ func TestBreaker_Trickle(t *testing.T) {
 	t.Errorf("for 6 s, one that sends a byte now and then has kept out all others: %+v", r.breakerOf(v.addr))
 }
 
-// crowd lets 40 wait at a breaker, makes v answer, and returns how many came within half a second of the first one.
+// crowd lets 30 or more wait at a breaker, makes v answer, and returns how many came within half a second of the first one.
 func (r *proxyRig) crowd(t *testing.T, v *moodyServer, end func()) int32 {
 	for range 40 {
-		c := dial(t, r.addr())
-		c.Write([]byte("how are you?\n"))
+		dial(t, r.addr()).Write([]byte("how are you?\n"))
 	}
-	testutil.WaitFor(t, "all to wait", func() bool { return r.status().Waiting >= 40 })
+	// Trials take some of them.
+	testutil.WaitFor(t, "30 to wait", func() bool { return r.status().Waiting >= 30 })
 	came := v.came.Load()
 	v.mood.Store("answers")
 	if end != nil {

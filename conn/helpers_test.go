@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	flag.Set("test.parallel", "4") // they mostly wait
+	flag.Set("test.parallel", "8") // they mostly wait
 	goleak.VerifyTestMain(m)
 }
 
