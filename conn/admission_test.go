@@ -117,6 +117,7 @@ func (r *admissionRig) enter(source string, port uint16, unverified bool, then f
 	v := &visitor{rig: r}
 	v.unverified = unverified
 	v.owner, v.listen, v.flow = v, "l", *flowFrom(source, port)
+	v.inTurns = r.admission.policy.PerTurn() != 0
 	if r.listener != nil {
 		v.to = &session{binding: &binding{listener: r.listener}}
 		v.to.admission, v.to.flow = r.admission, v.flow

@@ -144,8 +144,8 @@ func TestCrossingQueues_FairShare(t *testing.T) {
 		part   float64
 	}{
 		// Streams that yield alternate unit by unit.
-		{"units of one size", []uint64{1000}, 60, 0.3},
-		{"units of many sizes", []uint64{64, 1000, 16000}, 15, 0.02},
+		{"units of one size", []uint64{1000}, 60, 0.15},
+		{"units of many sizes", []uint64{64, 1000, 16000}, 15, 0.01},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rnd := testutil.Rand(t)

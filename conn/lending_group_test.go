@@ -130,12 +130,12 @@ func (s *lenders) begin(i int) {
 	s.hosts[i] = l
 }
 
-func startLenders(t *testing.T, hosts, most int) *lenders {
+func startLenders(t *testing.T, hosts, most int, slotFor shaper.SlotFor) *lenders {
 	start := time.Now()
 	s := &lenders{
 		T: t, ledger: cluster.Ledger{Run: "a"}, rnd: testutil.Rand(t), hosts: make([]*lender, hosts),
 		clock: func() cluster.Time { return cluster.FromDuration(time.Since(start)) + cluster.Second },
-		limit: shaper.Limit{Name: "cap", Shared: true, MaxConnections: most, QueueTimeout: time.Hour, MaxQueue: 1000},
+		limit: shaper.Limit{Name: "cap", Match: shaper.Match{Protocol: shaper.TCP}, Shared: true, MaxConnections: most, SlotFor: slotFor, QueueTimeout: time.Hour, MaxQueue: 1000},
 	}
 	for i := range hosts {
 		s.begin(i)
@@ -187,7 +187,7 @@ func (s *lenders) end() {
 // keeps what it has.
 func TestLending_Group(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := startLenders(t, 3, 30)
+		s := startLenders(t, 3, 30, shaper.PerConnection)
 		defer s.end()
 		s.run(3 * time.Second)
 		s.setLoad(100, 0, 0)
@@ -222,7 +222,7 @@ func TestLending_FewSlots(t *testing.T) {
 		for hosts := 2; hosts <= 4; hosts++ {
 			t.Run(fmt.Sprintf("%d slots of %d hosts", most, hosts), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := startLenders(t, hosts, most)
+					s := startLenders(t, hosts, most, shaper.PerConnection)
 					defer s.end()
 					s.run(3 * time.Second)
 					for _, l := range s.hosts {
@@ -300,7 +300,7 @@ func TestLending_GroupNeverExceeds(t *testing.T) {
 	for _, most := range []int{1, 2, 7, 30, 200} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := startLenders(t, 2+most%3, most)
+				s := startLenders(t, 2+most%3, most, shaper.SlotFor(most%3)) // slots for turns are lent like others
 				defer s.end()
 				rnd := s.rnd
 				for range 150 {

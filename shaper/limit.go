@@ -60,12 +60,12 @@ type Limit struct {
 	NewConnections Frequency // per key; zero is unlimited
 
 	// Adapt makes the maximum in flight follow what the downstream bears, from MinConnections to MaxConnections.
-	// Proxy plane, TCP, one bucket that is not shared, connections wait.
+	// Proxy plane, TCP, one bucket, connections wait. Hosts that share it find one maximum together; not with AdaptObserve.
 	Adapt          Adaptation
 	MinConnections int // with AdaptOn, 1 to MaxConnections
 
 	// SlotFor is what takes a slot. Else than with PerConnection, MaxConnections is how many connections may be in a turn at once.
-	// Proxy plane, TCP, no NewConnections, not shared.
+	// Proxy plane, TCP, no NewConnections.
 	SlotFor SlotFor
 
 	// TurnGap is for how long a connection keeps the slot of a turn after bytes have last moved: then it is over, if an

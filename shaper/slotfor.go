@@ -35,8 +35,6 @@ func (l *Limit) validateSlotFor(listeners []Listener, bad func(key, format strin
 		bad("new_connections", "unsupported with slots for turns: add a limit beside this one")
 	case l.YieldAfter != 0:
 		bad("yield_after", "has no effect with slots for turns: idle connections hold none")
-	case l.Shared:
-		bad("shared", "unsupported with slots for turns")
 	case l.TurnGap < 0 || l.TurnGap > MaxTurnGap:
 		bad("turn_gap", "%v: must be from 0 to %v", l.TurnGap, MaxTurnGap)
 	}

@@ -155,7 +155,7 @@ var limitKeys = keys{
 		doc: "What takes one of the `max_connections` slots. With `\"turn\"` a TCP connection holds one from a question of its client " +
 			"until `turn_gap` after the answer, and what it asks without one waits: for pools, whose connections stay open. " +
 			"`\"transaction\"` is the same, but keeps the slot until the end of a transaction of PostgreSQL, and no longer; it cannot see " +
-			"that within TLS. Without `new_connections`, not `shared`.",
+			"that within TLS. Without `new_connections`.",
 	},
 	{
 		name: "turn_gap", typ: durationType(0, shaper.MaxTurnGap), def: `"10ms"`, needs: []condition{takingTurns}, overridable: true,
