@@ -81,6 +81,7 @@ func TestSharedDigest(t *testing.T) {
 		{"delay", []string{"shared  = true", "shared = true\nmax_delay = \"1s\""}, "datagrams"},
 		{"burst", []string{"shared  = true", "shared = true\nburst_packets = 1"}, "datagrams"},
 		{"cap", []string{"max_connections = 100", "max_connections = 101"}, "total"},
+		{"what slots are for", []string{"max_connections = 100", "max_connections = 100\nslot_for = \"turn\""}, "total"},
 		{"key", []string{`["source", "port"]`, `["source"]`}, "total"},
 		{"prefix of the key", []string{"max_connections = 100", "max_connections = 100\nipv6_prefix = 56"}, "total"},
 		{"match", []string{"192.0.2.0/24", "192.0.2.0/25"}, "total"},
