@@ -83,6 +83,9 @@ func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 		}
 		if found := s.Shed.Load(); found != nil {
 			to.gauge(limitShed, found.Share, l.Name, mode)
+			for _, signal := range found.Signals {
+				to.gauge(limitSignal, boolValue(signal.Err == ""), l.Name, signal.Name)
+			}
 		}
 		if p, sampled := c.Monitor.Conformance(s); sampled && l.Rate > 0 {
 			to.gauge(limitSigma, p.Sigma, l.Name)

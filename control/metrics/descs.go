@@ -71,6 +71,7 @@ var (
 	limitRate       = desc("limit_rate_bytes", "Rate of each bucket of the limit in bytes per second, if it has one.", "limit")
 	limitMaxConns   = desc("limit_connections_max", "Maximum number of connections in flight of each key of the limit, if it has one.", "limit")
 	limitShed       = desc("limit_shed_ratio", "Part of the new connections and UDP flows that a limit with shed refuses now, or with mode \"observe\" would.", "limit", "mode")
+	limitSignal     = desc("limit_shed_signal_readable", "1 if a limit with shed can read this signal. What cannot be read sheds nothing.", "limit", "signal")
 	limitAdapted    = desc("limit_connections_adapted", "Maximum number of connections in flight that an adaptive limit has found the downstream to bear, or with adapt = \"observe\" would choose; absent while that is not known.", "limit")
 	limitSigma      = desc("limit_sigma_bytes", "Largest excess over rate x time, in any interval, of the traffic of a bucket of the limit over the last minute.", "limit")
 	limitAllowed    = desc("limit_sigma_allowed_bytes", "Allowed excess: burst, one unit, and the catch-up after a late wake-up.", "limit")

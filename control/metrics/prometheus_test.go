@@ -37,7 +37,7 @@ func scraped(t *testing.T) string {
 	}
 	s.Swap(p, leaky.Second)
 	p.State(0).Adaptive.Store(&shaper.AdaptiveStatus{Limit: 5})
-	p.State(0).Shed.Store(&shaper.ShedStatus{})
+	p.State(0).Shed.Store(&shaper.ShedStatus{Signals: []shaper.ShedSignal{{Name: "cpu"}, {Name: "pressure", Err: "not there"}}})
 	c := newCollector(t, s)
 	c.Reloads.Record(time.Millisecond)
 	c.Reloads.Record(time.Millisecond, "no")
