@@ -97,6 +97,7 @@ type share struct {
 	want    int64
 	weight  int64
 	toldIn  int64 // number of the call that told; 0 if it must be told
+	told    int64 // what that call said is in use, or may be
 
 	every, burst Time // of tickets
 	short, tight bool // of the last grant

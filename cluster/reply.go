@@ -176,7 +176,9 @@ func (h *Host) take(r *Reply, fresh map[string]bool) (confirm bool) {
 			b.toldIn, confirm = 0, true
 		}
 		b.unsure = b.unsure || g.Parts < b.held && !r.Counted
-		if g.Parts != b.parts {
+		// More slots are in use than were given: that many are counted, and need not be free.
+		beyond := IsSlots(g.Key) && g.Parts > b.parts && g.Parts <= b.told
+		if g.Parts != b.parts && !beyond {
 			b.parts, b.held = g.Parts, max(b.held, g.Parts)
 			h.changed[g.Key] = struct{}{}
 		}

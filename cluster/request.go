@@ -58,7 +58,7 @@ func (h *Host) Request(now Time, inUse func(key string) int64) *Request {
 	q.More = h.claim && len(due) > MaxItems
 	for _, d := range h.firstDue(q, due) {
 		q.Items = append(q.Items, Item{Key: d.key, Has: d.held, Want: d.want, Weight: d.weight, Every: d.every, Burst: d.burst})
-		d.toldIn = h.n
+		d.toldIn, d.told = h.n, d.held
 	}
 	h.moreClaims, h.told = q.More, q.Known
 	q.Told = h.allSlotsTold()

@@ -16,6 +16,7 @@ type Report struct {
 	Full     int64 `json:"f"` // time in which somebody waited
 	Answers  int64 `json:"a"`
 	Latency  int64 `json:"l"` // sum over the answers
+	Squares  int64 `json:"q"` // sum of the squares of latency in milliseconds
 	Failures int64 `json:"x,omitempty"`
 	Left     int64 `json:"g,omitempty"`
 	Waiting  int   `json:"w,omitempty"`
@@ -31,7 +32,7 @@ func (r *Report) follows(was *Report) bool {
 	took := r.At - was.At
 	within := func(now, before, most int64) bool { return before >= 0 && now >= before && now-before <= most }
 	return took > 0 && took < 86400e6 && within(r.InFlight, was.InFlight, took*most) && within(r.Full, was.Full, 2*took) && within(r.Answers, was.Answers, took) &&
-		within(r.Latency, was.Latency, 86400e6*max(1, r.Answers-was.Answers)) && within(r.Failures, was.Failures, took) && within(r.Left, was.Left, took)
+		within(r.Latency, was.Latency, 86400e6*max(1, r.Answers-was.Answers)) && within(r.Squares, was.Squares, 86400e3*86400e3*max(1, r.Answers-was.Answers)) && within(r.Failures, was.Failures, took) && within(r.Left, was.Left, took)
 }
 
 // Found is what a Joint has found out.
@@ -48,7 +49,7 @@ func (l *Load) Report(now leaky.Time) Report {
 	micros := func(s float64) int64 { return int64(s * 1e6) }
 	return Report{
 		At: now.Duration().Microseconds(), InFlight: micros(l.allInFlight), Full: micros(l.waited), Answers: int64(l.answers), Latency: micros(l.latency),
-		Failures: int64(l.failures), Left: int64(l.left), Waiting: l.waiting,
+		Squares: int64(l.latency2 * 1e6), Failures: int64(l.failures), Left: int64(l.left), Waiting: l.waiting,
 	}
 }
 
@@ -211,6 +212,7 @@ func (j *Joint) hear(name string, r Report, passed *sums, now leaky.Time) {
 	h.waits = 2*(r.Full-was.Full) > took || r.Waiting > 0
 	passed.answers += float64(r.Answers - was.Answers)
 	passed.latency += float64(r.Latency-was.Latency) / 1e6
+	passed.latency2 += float64(r.Squares-was.Squares) / 1e6
 	passed.failures += float64(r.Failures - was.Failures)
 	passed.left += float64(r.Left - was.Left)
 }

@@ -61,17 +61,27 @@ func (f *fleet) exchange(now float64) {
 	f.lend()
 }
 
-// lend divides the slots by max-min fairness.
+// lend divides the slots by max-min fairness. What is left when each part is rounded down goes to some that want more.
 func (f *fleet) lend() {
 	want := func(g *jointGate) float64 { return float64(g.inFlight + g.waiting + 1) }
 	order := slices.SortedFunc(slices.Values(f.gates), func(a, b *jointGate) int { return int(want(a) - want(b)) })
-	left := 1.0
+	left, rest, level := 1.0, 1e9, 0.0
 	for i, g := range order {
 		found, _ := g.joint.Found()
-		level := float64(max(found.Limit, 1))
+		level = float64(max(found.Limit, 1))
 		part := min(want(g)/level, left/float64(len(order)-i))
 		left -= part
 		g.slots = int(part*level + 1e-9)
+		rest = min(rest, level)
+	}
+	for _, g := range order {
+		rest -= float64(g.slots)
+	}
+	for _, g := range order {
+		if rest >= 1 && want(g) > float64(g.slots) {
+			g.slots++
+			rest--
+		}
 	}
 }
 

@@ -26,12 +26,13 @@ type sums struct {
 	answers, failures float64
 	left              float64 // clients that went before their answer came
 	latency           float64 // sum over answers
+	latency2          float64 // sum of the squares
 }
 
 func (a sums) since(b sums) sums {
 	return sums{
 		at: a.at, allInFlight: a.allInFlight - b.allInFlight, full: a.full - b.full, fullInFlight: a.fullInFlight - b.fullInFlight, fullAnswers: a.fullAnswers - b.fullAnswers,
-		answers: a.answers - b.answers, failures: a.failures - b.failures, left: a.left - b.left, latency: a.latency - b.latency,
+		answers: a.answers - b.answers, failures: a.failures - b.failures, left: a.left - b.left, latency: a.latency - b.latency, latency2: a.latency2 - b.latency2,
 		fullLatency: a.fullLatency - b.fullLatency, fullLatency2: a.fullLatency2 - b.fullLatency2,
 	}
 }
@@ -74,6 +75,7 @@ func (l *Load) Answer(took, now leaky.Time) {
 	l.advance(now)
 	l.answers++
 	l.latency += seconds(took)
+	l.latency2 += seconds(took) * seconds(took)
 	if l.waiting > 0 {
 		l.fullAnswers++
 		l.fullLatency += seconds(took)
@@ -84,17 +86,17 @@ func (l *Load) Answer(took, now leaky.Time) {
 	l.answeredAt = now
 }
 
-// add adds answers, failures and clients that have left up to the present, of which no more is known than how many there were,
-// and what the answers took together: their spread is taken for that of an exponential distribution.
+// add adds answers, failures and clients that have left up to the present.
 func (l *Load) add(d sums) {
 	l.answers += d.answers
 	l.latency += d.latency
+	l.latency2 += d.latency2
 	l.failures += d.failures
 	l.left += d.left
 	if l.waiting > 0 && d.answers > 0 {
 		l.fullAnswers += d.answers
 		l.fullLatency += d.latency
-		l.fullLatency2 += 2 * d.latency * d.latency / d.answers
+		l.fullLatency2 += d.latency2
 	}
 }
 
