@@ -467,6 +467,7 @@ type Adaptive struct {
 	MinConnections int              `json:"min_connections,omitempty"` // 0 if observed
 	Connections    int              `json:"connections"`               // maximum in flight; 0 while that is not known
 	Most           int              `json:"most,omitempty"`            // up to so many are in flight while limits around it are compared
+	Unheard        []string         `json:"unheard,omitempty"`         // of a shared limit, hosts that may have connections in flight and are not heard: the limit stays
 	Leader         string           `json:"leader,omitempty"`          // of a shared limit, the host that finds out for all; "" while none is known
 	Throughput     float64          `json:"throughput"`                // answers per second with as many, while connections waited; 0 while that is not known
 	Changes        []AdaptiveChange `json:"changes"`                   // the last ones, the newest last
@@ -483,7 +484,7 @@ type AdaptiveChange struct {
 // AdaptiveReasons are the reasons of changes, in words.
 var AdaptiveReasons = map[string]string{
 	"bounds":             "the bounds were changed",
-	"resumed":            "another host had found this out",
+	"resumed":            "another host had found this out, or hosts have come or gone",
 	"more-pays":          "more in flight gave more answers",
 	"more-gives-little":  "more in flight gave almost no more answers",
 	"less-costs-nothing": "fewer in flight gave as many answers",

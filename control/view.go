@@ -245,7 +245,7 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 }
 
 func adaptiveOf(l *shaper.Limit, found *shaper.AdaptiveStatus) *api.Adaptive {
-	out := &api.Adaptive{Observed: found.Observed, MinConnections: l.MinConnections, Connections: found.Limit, Most: found.Most, Leader: found.Leader, Throughput: found.Throughput, Changes: []api.AdaptiveChange{}}
+	out := &api.Adaptive{Observed: found.Observed, MinConnections: l.MinConnections, Connections: found.Limit, Most: found.Most, Leader: found.Leader, Unheard: found.Unheard, Throughput: found.Throughput, Changes: []api.AdaptiveChange{}}
 	for _, c := range found.Changes {
 		out.Changes = append(out.Changes, api.AdaptiveChange{At: c.At, From: c.From, To: c.To, Reason: c.Reason})
 	}

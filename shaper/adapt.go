@@ -16,12 +16,13 @@ func (a Adaptation) String() string { return enumName(a, "off", "observe", "on")
 
 // AdaptiveStatus is what an adaptive limit has found out.
 type AdaptiveStatus struct {
-	Observed   bool    // the maximum is MaxConnections, and Limit what it would be
-	Limit      int     // maximum in flight; 0 while that is not known
-	Most       int     // up to so many are in flight while limits around it are compared
-	Current    int     // maximum in flight now; 0 if Observed
-	Leader     string  // of a shared limit, the host that has the controller; "" while none is known
-	Throughput float64 // answers a second at this limit, while connections waited; 0 while that is not known
+	Observed   bool     // the maximum is MaxConnections, and Limit what it would be
+	Limit      int      // maximum in flight; 0 while that is not known
+	Most       int      // up to so many are in flight while limits around it are compared
+	Current    int      // maximum in flight now; 0 if Observed
+	Leader     string   // of a shared limit, the host that has the controller; "" while none is known
+	Unheard    []string // of a shared limit, hosts that may have connections in flight and are not heard: the limit stays
+	Throughput float64  // answers a second at this limit, while connections waited; 0 while that is not known
 	Changes    []AdaptiveChange
 }
 

@@ -94,6 +94,19 @@ func (c *Controller) resume(limit int, now leaky.Time) {
 	c.begin(now)
 }
 
+// restart compares anew from the present limit: something is missing in what was measured up to now. A descent was a trial.
+func (c *Controller) restart(now leaky.Time) {
+	if c.phase == descending {
+		c.move(float64(c.Middle()), Resumed, now)
+	}
+	c.n, c.run, c.before, c.now = 0, 0, trial{}, trial{}
+	c.stir, c.guard, c.crowd.began, c.quiet = stir{}, guard{began: c.sums}, c.sums, c.sums
+	if c.phase != resting {
+		c.phase = comparing
+	}
+	c.begin(now)
+}
+
 // Bound changes the least and the most. The limit stays where it can.
 func (c *Controller) Bound(least, most int, now leaky.Time) {
 	if float64(least) == c.min && float64(most) == c.max {
@@ -107,8 +120,13 @@ func (c *Controller) Bound(least, most int, now leaky.Time) {
 // Limit is how many may be in flight now.
 func (c *Controller) Limit() int { return c.limit }
 
-// Middle is the limit that is held for right: the middle of the two that are compared.
-func (c *Controller) Middle() int { return int(math.Round(c.right)) }
+// Middle is the limit that is held for right: the middle of the two that are compared, or that from which a descent began.
+func (c *Controller) Middle() int {
+	if c.phase == descending {
+		return int(math.Round(min(max(c.before.inFlight, c.right), c.max)))
+	}
+	return int(math.Round(c.right))
+}
 
 // Most is the higher of the two limits that are compared: more are not in flight, but those that were let in before.
 func (c *Controller) Most() int {

@@ -1,6 +1,8 @@
 package adaptive
 
 import (
+	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -11,36 +13,66 @@ import (
 // Report is what a host tells the others about its gate of a limit that they share. But for Waiting these are totals, from
 // which the others take what has passed since the report before. Times are in microseconds.
 type Report struct {
-	At       int64 `json:"t"` // by the host's clock, which nobody compares with another one
-	InFlight int64 `json:"n"` // integral of what was in flight
-	Full     int64 `json:"f"` // time in which somebody waited
-	Answers  int64 `json:"a"`
-	Latency  int64 `json:"l"` // sum over the answers
-	Squares  int64 `json:"q"` // sum of the squares of latency in milliseconds
-	Failures int64 `json:"x,omitempty"`
-	Left     int64 `json:"g,omitempty"`
-	Waiting  int   `json:"w,omitempty"`
-	Every    int64 `json:"e,omitempty"` // time between two reports
+	At       int64 // by the host's clock, which nobody compares with another one
+	InFlight int64 // integral of what was in flight
+	Full     int64 // time in which somebody waited
+	Answers  int64
+	Latency  int64 // sum over the answers
+	Squares  int64 // sum of the squares of latency in milliseconds
+	Failures int64
+	Left     int64
+	Waiting  int
+	Every    int64 // time between two reports
 
-	Found *Found `json:"is,omitempty"` // nil while the host knows of nothing
+	Found *Found // nil while the host knows of nothing
 }
 
-// follows reports whether r can be what the same process reports after was: less than a day later, and with no more than any
-// server can have done.
-func (r *Report) follows(was *Report) bool {
-	const most = 1 << 20 // in flight, and answers in a microsecond
+// MarshalJSON returns the numbers of r, in a row: stores have little room for it.
+func (r Report) MarshalJSON() ([]byte, error) {
+	row := []int64{r.At, r.InFlight, r.Full, r.Answers, r.Latency, r.Squares, r.Failures, r.Left, int64(r.Waiting), r.Every}
+	if f := r.Found; f != nil {
+		row = append(row, f.Step, int64(f.Limit), int64(f.Middle), int64(f.Most), int64(f.Throughput))
+	}
+	return json.Marshal(row)
+}
+
+// UnmarshalJSON reads what MarshalJSON returns.
+func (r *Report) UnmarshalJSON(text []byte) error {
+	var row []int64
+	if err := json.Unmarshal(text, &row); err != nil {
+		return err
+	}
+	if len(row) != 10 && len(row) != 15 {
+		return fmt.Errorf("a report of %d numbers", len(row))
+	}
+	*r = Report{row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], int(row[8]), row[9], nil}
+	if len(row) == 15 {
+		r.Found = &Found{row[10], int(row[11]), int(row[12]), int(row[13]), int(row[14])}
+	}
+	return nil
+}
+
+// follows reports whether r can be what the same process reports after was, most later: with no more than any server can have done.
+func (r *Report) follows(was *Report, most leaky.Time) bool {
+	const atOnce = 1 << 20 // in flight, and answers in a microsecond
 	took := r.At - was.At
-	within := func(now, before, most int64) bool { return before >= 0 && now >= before && now-before <= most }
-	return took > 0 && took < 86400e6 && within(r.InFlight, was.InFlight, took*most) && within(r.Full, was.Full, 2*took) && within(r.Answers, was.Answers, took) &&
-		within(r.Latency, was.Latency, 86400e6*max(1, r.Answers-was.Answers)) && within(r.Squares, was.Squares, 86400e3*86400e3*max(1, r.Answers-was.Answers)) && within(r.Failures, was.Failures, took) && within(r.Left, was.Left, took)
+	within := func(now, before int64, most float64) bool {
+		return before >= 0 && now >= before && float64(now)-float64(before) <= most
+	}
+	t, answers := float64(took), max(1, float64(r.Answers)-float64(was.Answers))
+	return took > 0 && leaky.FromDuration(time.Duration(min(took, 86400e6))*time.Microsecond) <= most &&
+		within(r.InFlight, was.InFlight, t*atOnce) && within(r.Full, was.Full, 2*t) && within(r.Answers, was.Answers, t) &&
+		within(r.Latency, was.Latency, 86400e6*answers) && within(r.Squares, was.Squares, 86400e3*86400e3*answers) &&
+		within(r.Failures, was.Failures, t) && within(r.Left, was.Left, t)
 }
 
 // Found is what a Joint has found out.
 type Found struct {
-	Limit      int `json:"c"` // how many may be in flight at all hosts together
-	Middle     int `json:"m"` // see [Controller.Middle]
-	Most       int `json:"u"` // see [Controller.Most]
-	Throughput int `json:"r"` // answers a second
+	Step       int64 // grows with each step of whoever leads: what has more is newer
+	Limit      int   // how many may be in flight at all hosts together
+	Middle     int   // see [Controller.Middle]
+	Most       int   // see [Controller.Most]
+	Throughput int   // answers a second
 }
 
 // Report returns what l has measured up to now.
@@ -54,9 +86,10 @@ func (l *Load) Report(now leaky.Time) Report {
 }
 
 // Joint makes the gates of several hosts obey one controller. Hosts exchange reports some times a second. The first of
-// them by name, of those that are heard of, leads: it adds up what all report, and steps the controller; the others take
+// them by name, of those that are heard, leads: it adds up what all report, and steps the controller; the others take
 // over the limit that it has found, and tell it too. When another one leads, it goes on from there. While nothing is exchanged
-// the limit stays.
+// the limit stays. It also stays while a host is not heard that may have connections in flight: what the others have would be
+// taken for the whole.
 //
 // That hosts now and then take different ones for the leader, or have not heard of a change yet, does no harm: the operator's
 // bounds hold at each, and what is in flight at all is what the controller reckons with. It is not safe for concurrent use.
@@ -67,7 +100,9 @@ type Joint struct {
 	controller *Controller // nil unless this host leads
 	found      Found       // zero before anything is known
 	leader     string
-	at         leaky.Time // of the last exchange
+	counted    []string   // hosts that the controller reckons with
+	unheard    []string   // those that it waits for
+	since, at  leaky.Time // of the first exchange without a gap, and of the last
 }
 
 // heard is what is known of a host.
@@ -85,9 +120,20 @@ func staleAfter(every leaky.Time) leaky.Time {
 	return min(max(2*leaky.Second, 5*every), 60*leaky.Second)
 }
 
-func (h *heard) fresh(now leaky.Time) bool {
-	return now < h.at+staleAfter(leaky.FromDuration(time.Duration(min(max(h.last.Every, 0), 60e6))*time.Microsecond))
+// StaleAfter is for how long a host that exchanges reports so often is taken to be there without a new one.
+func StaleAfter(every time.Duration) time.Duration {
+	return staleAfter(leaky.FromDuration(every)).Duration()
 }
+
+// every is the time between two reports of the host.
+func (h *heard) every() leaky.Time {
+	return leaky.FromDuration(time.Duration(min(max(h.last.Every, 0), 60e6)) * time.Microsecond)
+}
+
+func (h *heard) fresh(now leaky.Time) bool { return now < h.at+staleAfter(h.every()) }
+
+// busy reports whether connections are in flight or wait, as far as is known.
+func (h *heard) busy() bool { return h.inFlight > 0 || h.waits }
 
 // NewJoint returns what finds a limit between least and most with other hosts. name is that of this one.
 func NewJoint(name string, least, most int) *Joint {
@@ -106,12 +152,17 @@ func (j *Joint) Bound(least, most int, now leaky.Time) {
 	j.min, j.max = least, most
 	if j.controller != nil {
 		j.controller.Bound(least, most, now)
+	}
+	if j.found.Limit > 0 {
 		j.follow(j.found)
 	}
 }
 
 // Found returns what is known, the zero Found before anything is, and the host that leads.
 func (j *Joint) Found() (f Found, leader string) { return j.found, j.leader }
+
+// Unheard returns the hosts without which the limit stays.
+func (j *Joint) Unheard() []string { return j.unheard }
 
 // Leads reports whether this host does.
 func (j *Joint) Leads() bool { return j.controller != nil }
@@ -124,55 +175,66 @@ func (j *Joint) History() []Change {
 	return j.controller.History()
 }
 
-// Exchange takes in the reports of hosts by name, with that of this one, and steps the controller if this host leads.
-// interval is the time from one exchange to the next.
+// Exchange takes in the last reports of hosts by name, and steps the controller if this host leads. They are of all hosts that
+// may have connections in flight, and of this one if the others hear it. interval is the time from one exchange to the next.
 func (j *Joint) Exchange(reports map[string]Report, interval, now leaky.Time) {
-	if now >= j.at+staleAfter(interval) {
-		j.controller = nil // what has passed meanwhile is unknown
+	if j.at == 0 || now >= j.at+staleAfter(interval) {
+		j.controller, j.since = nil, now // what has passed meanwhile is unknown
 	}
 	j.at = now
 	var passed sums
 	for name, r := range reports {
 		j.hear(name, r, &passed, now)
 	}
-	var fresh []string
-	inFlight, waiting, busy := 0.0, 0, 0
+	var counted []string
+	j.leader, j.unheard = "", nil
+	newest := Found{Step: j.found.Step}
+	inFlight, waiting, busy, late := 0.0, 0, 0, false
 	for name, h := range j.hosts {
-		if !h.fresh(now) {
-			if _, told := reports[name]; !told { // a ledger tells for long what a host that is away has reported
-				delete(j.hosts, name)
-			}
+		fresh := h.fresh(now)
+		if _, told := reports[name]; !told && !fresh {
+			delete(j.hosts, name)
 			continue
 		}
-		fresh = append(fresh, name)
+		if f := h.last.Found; f != nil && name != j.name && f.Step > newest.Step && f.Step < maxSteps && f.Limit > 0 {
+			newest = *f
+		}
+		if fresh && (j.leader == "" || name < j.leader) {
+			j.leader = name
+		}
+		switch {
+		case h.n < 2 && !fresh: // it was away before this host began
+			continue
+		case h.n < 2, h.busy() && now >= h.at+4*max(interval, h.every()):
+			j.unheard = append(j.unheard, name)
+			continue
+		}
+		late = late || h.busy() && now > h.at+2*max(interval, h.every())
+		counted = append(counted, name)
 		inFlight += h.inFlight
 		waiting += min(max(h.last.Waiting, 0), 1<<20)
 		if h.waits && h.last.Waiting <= 0 {
 			waiting++
 		}
-		if h.inFlight > 0 || h.waits {
+		if h.busy() {
 			busy++
 		}
 	}
-	slices.Sort(fresh)
-	j.leader = ""
-	if len(fresh) > 0 {
-		j.leader = fresh[0]
+	slices.Sort(counted)
+	slices.Sort(j.unheard)
+	if newest.Limit > 0 {
+		j.follow(newest)
+		j.controller = nil // another one has led meanwhile
 	}
-	if j.controller == nil || j.leader != j.name {
-		for _, name := range fresh { // the leader's, or that which it will go on from
-			if f := j.hosts[name].last.Found; f != nil && name != j.name {
-				j.follow(*f)
-				break
-			}
-		}
-	}
-	if j.leader != j.name {
+	switch {
+	case j.leader != j.name:
 		j.controller = nil
 		return
-	}
-	if j.hosts[j.name].n < 2 {
-		return // what is in flight is not known yet
+	case len(j.unheard) > 0:
+		j.counted = nil
+		return
+	case j.found.Limit == 0 && now < j.since+staleAfter(interval):
+		return // others may know, and are not heard yet
 	}
 	c := j.controller
 	if c == nil {
@@ -181,14 +243,24 @@ func (j *Joint) Exchange(reports map[string]Report, interval, now leaky.Time) {
 			c.resume(j.found.Middle, now)
 		}
 		c.lag = 3 * interval // until a limit is in effect at all hosts, and they have said so
-		j.controller = c
+		j.controller, j.counted = c, counted
 	}
 	c.grain = float64(max(busy, 1)) // a smaller change may give no host a slot more
 	c.Set(int(math.Round(inFlight)), waiting, now)
 	c.add(passed)
+	if !slices.Equal(counted, j.counted) {
+		j.counted = counted
+		c.restart(now) // what others had in flight compares with nothing
+	}
+	if late {
+		return // what it has answered since is yet to be heard of
+	}
 	c.Step(now)
-	j.found = Found{Limit: c.Limit(), Middle: c.Middle(), Most: c.Most(), Throughput: int(math.Round(c.Throughput()))}
+	j.found = Found{Step: j.found.Step + 1, Limit: c.Limit(), Middle: c.Middle(), Most: c.Most(), Throughput: int(math.Round(c.Throughput()))}
 }
+
+// maxSteps bounds Found.Step: no leader makes so many.
+const maxSteps = 1 << 50
 
 // hear takes in a report, and adds what has passed since the one before of that host.
 func (j *Joint) hear(name string, r Report, passed *sums, now leaky.Time) {
@@ -201,10 +273,10 @@ func (j *Joint) hear(name string, r Report, passed *sums, now leaky.Time) {
 	if r.At == was.At && h.at != 0 {
 		return
 	}
-	known := h.at != 0 && h.fresh(now)
+	heardAt, known := h.at, h.at != 0 && h.fresh(now)
 	h.last, h.at = r, now
 	took := r.At - was.At
-	if h.n++; !known || !r.follows(&was) {
+	if h.n++; !known || !r.follows(&was, now-heardAt+staleAfter(h.every())) {
 		h.inFlight, h.waits, h.n = 0, r.Waiting > 0, 1 // it is new, or another process
 		return
 	}
@@ -220,5 +292,5 @@ func (j *Joint) hear(name string, r Report, passed *sums, now leaky.Time) {
 // follow takes over what another host has found.
 func (j *Joint) follow(f Found) {
 	bound := func(n int) int { return min(max(n, j.min), j.max) }
-	j.found = Found{Limit: bound(f.Limit), Middle: bound(f.Middle), Most: bound(f.Most), Throughput: max(f.Throughput, 0)}
+	j.found = Found{Step: f.Step, Limit: bound(f.Limit), Middle: bound(f.Middle), Most: bound(f.Most), Throughput: max(f.Throughput, 0)}
 }

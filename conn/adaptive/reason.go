@@ -16,7 +16,7 @@ const (
 	Failures                       // a tenth of the connections fail
 	Futile                         // and fewer in flight do not help
 	Silence                        // nothing is answered, and all places are taken
-	Resumed                        // another host has led before
+	Resumed                        // another host has led before, or a trial could not be ended
 )
 
 var reasons = [...]string{

@@ -111,6 +111,9 @@ func printAdaptive(item func(name, format string, args ...any), l api.Limit) {
 	if a.Leader != "" {
 		text += fmt.Sprintf(", of all hosts; %s finds out", api.Printable(a.Leader))
 	}
+	if len(a.Unheard) > 0 {
+		text += fmt.Sprintf("; it stays until %s is heard again, or forgotten", api.Printable(strings.Join(a.Unheard, ", ")))
+	}
 	if a.Throughput > 0 {
 		text += fmt.Sprintf("; %s answers with as many", term.PerSecond(a.Throughput))
 	}

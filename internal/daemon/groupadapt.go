@@ -19,9 +19,6 @@ type adaptivePlane interface {
 	FollowAdaptive()
 }
 
-// oldReport is how long a host must not have called for what it has reported to count for nothing: it is away.
-const oldReport = time.Minute
-
 // noKey is a key of no bucket: a snapshot with it has hosts only.
 const noKey = "-"
 
@@ -86,55 +83,64 @@ func (g *group) adapt(ctx context.Context, m *member.Member, s config.Shared) {
 			}
 		}
 		m.Tell(ctx, text)
-		others, err := g.readReports(ctx, m, name)
-		if err != nil {
-			continue // limits stay as they are
-		}
+		others, heard, err := g.readReports(ctx, m, name, interval)
 		for state, l := range limits {
+			j := joints[state]
+			if err != nil {
+				publish(state, j, false, now) // it stays as it is
+				continue
+			}
 			reports := others[sharing.ReportName(l.Name)]
 			if reports == nil {
 				reports = map[string]adaptive.Report{}
 			}
-			reports[name] = told[sharing.ReportName(l.Name)]
-			j := joints[state]
+			if heard {
+				reports[name] = told[sharing.ReportName(l.Name)]
+			}
 			j.Exchange(reports, leaky.FromDuration(interval), now)
-			publish(state, j, now)
+			publish(state, j, true, now)
 		}
 		g.proxy.FollowAdaptive()
 	}
 }
 
-// readReports returns what hosts but this one have reported, by limit and host.
-func (g *group) readReports(ctx context.Context, m *member.Member, name string) (map[string]map[string]adaptive.Report, error) {
+// readReports returns what hosts but this one have reported, by limit and host, and whether the ledger hears this one.
+func (g *group) readReports(ctx context.Context, m *member.Member, name string, interval time.Duration) (all map[string]map[string]adaptive.Report, heard bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sharedTimeout)
 	defer cancel()
 	shot, err := m.Snapshot(ctx, noKey)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	all := map[string]map[string]adaptive.Report{}
+	all = map[string]map[string]adaptive.Report{}
 	for _, h := range shot.Hosts {
-		if h.Name == name || h.Age.Duration() > oldReport {
+		present := h.Age.Duration() <= adaptive.StaleAfter(interval)
+		if h.Name == name {
+			heard = present
 			continue
 		}
 		for limit, report := range sharing.ParseInfo(h.Info).Adaptive {
 			if all[limit] == nil {
 				all[limit] = map[string]adaptive.Report{}
 			}
+			if !present {
+				report.Found = nil // nobody knows whether it still holds
+			}
 			all[limit][h.Name] = report
 		}
 	}
-	return all, nil
+	return all, heard, nil
 }
 
-// publish makes what was found that of the limit.
-func publish(state *shaper.LimitState, j *adaptive.Joint, now leaky.Time) {
+// publish makes what was found that of the limit. While the ledger is away it is what was found before.
+func publish(state *shaper.LimitState, j *adaptive.Joint, live bool, now leaky.Time) {
 	found, leader := j.Found()
 	if found.Limit == 0 {
 		return
 	}
-	state.Adaptive.Store(&shaper.AdaptiveStatus{
-		Limit: found.Middle, Most: found.Most, Current: found.Limit, Leader: leader, Throughput: float64(found.Throughput),
-		Changes: conn.DescribeChanges(j.History(), now),
-	})
+	st := &shaper.AdaptiveStatus{Limit: found.Middle, Most: found.Most, Current: found.Limit, Changes: conn.DescribeChanges(j.History(), now)}
+	if live {
+		st.Leader, st.Unheard, st.Throughput = leader, j.Unheard(), float64(found.Throughput)
+	}
+	state.Adaptive.Store(st)
 }
