@@ -176,7 +176,7 @@ func (j *Joint) History() []Change {
 }
 
 // Exchange takes in the last reports of hosts by name, and steps the controller if this host leads. They are of all hosts that
-// may have connections in flight, and of this one if the others hear it. interval is the time from one exchange to the next.
+// may have connections in flight, and of this one if the others hear it. interval is the time since the exchange before, or what it is to be.
 func (j *Joint) Exchange(reports map[string]Report, interval, now leaky.Time) {
 	if j.at == 0 || now >= j.at+staleAfter(interval) {
 		j.controller, j.since = nil, now // what has passed meanwhile is unknown
@@ -242,9 +242,9 @@ func (j *Joint) Exchange(reports map[string]Report, interval, now leaky.Time) {
 		if j.found.Middle > 0 {
 			c.resume(j.found.Middle, now)
 		}
-		c.lag = 3 * interval // until a limit is in effect at all hosts, and they have said so
 		j.controller, j.counted = c, counted
 	}
+	c.lag = 3 * interval            // until a limit is in effect at all hosts, and they have said so
 	c.grain = float64(max(busy, 1)) // a smaller change may give no host a slot more
 	c.Set(int(math.Round(inFlight)), waiting, now)
 	c.add(passed)

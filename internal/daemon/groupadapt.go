@@ -35,6 +35,7 @@ func (g *group) adapt(ctx context.Context, m *member.Member, s config.Shared) {
 	defer tick.Stop()
 	joints := map[*shaper.LimitState]*adaptive.Joint{}
 	untold := false
+	every, last := interval, g.clock.Boot() // a slow store makes it take longer
 	name := sharing.HostName(&s)
 	for {
 		select {
@@ -47,6 +48,7 @@ func (g *group) adapt(ctx context.Context, m *member.Member, s config.Shared) {
 			continue
 		}
 		policy, now := g.shaper.Policy(), g.clock.Boot()
+		every, last = min(max((now-last).Duration(), interval), 10*sharedTimeout), now
 		told := map[string]adaptive.Report{}
 		limits := map[*shaper.LimitState]*shaper.Limit{}
 		for state, report := range own {
@@ -67,7 +69,7 @@ func (g *group) adapt(ctx context.Context, m *member.Member, s config.Shared) {
 			if found, _ := j.Found(); found.Limit > 0 {
 				report.Found = &found
 			}
-			report.Every = interval.Microseconds()
+			report.Every = every.Microseconds()
 			limits[state], told[sharing.ReportName(l.Name)] = l, report
 		}
 		for state := range joints {
@@ -83,7 +85,7 @@ func (g *group) adapt(ctx context.Context, m *member.Member, s config.Shared) {
 			}
 		}
 		m.Tell(ctx, text)
-		others, heard, err := g.readReports(ctx, m, name, interval)
+		others, heard, err := g.readReports(ctx, m, name, every)
 		for state, l := range limits {
 			j := joints[state]
 			if err != nil {
@@ -97,7 +99,7 @@ func (g *group) adapt(ctx context.Context, m *member.Member, s config.Shared) {
 			if heard {
 				reports[name] = told[sharing.ReportName(l.Name)]
 			}
-			j.Exchange(reports, leaky.FromDuration(interval), now)
+			j.Exchange(reports, leaky.FromDuration(every), now)
 			publish(state, j, true, now)
 		}
 		g.proxy.FollowAdaptive()
@@ -105,7 +107,7 @@ func (g *group) adapt(ctx context.Context, m *member.Member, s config.Shared) {
 }
 
 // readReports returns what hosts but this one have reported, by limit and host, and whether the ledger hears this one.
-func (g *group) readReports(ctx context.Context, m *member.Member, name string, interval time.Duration) (all map[string]map[string]adaptive.Report, heard bool, err error) {
+func (g *group) readReports(ctx context.Context, m *member.Member, name string, every time.Duration) (all map[string]map[string]adaptive.Report, heard bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sharedTimeout)
 	defer cancel()
 	shot, err := m.Snapshot(ctx, noKey)
@@ -114,7 +116,7 @@ func (g *group) readReports(ctx context.Context, m *member.Member, name string, 
 	}
 	all = map[string]map[string]adaptive.Report{}
 	for _, h := range shot.Hosts {
-		present := h.Age.Duration() <= adaptive.StaleAfter(interval)
+		present := h.Age.Duration() <= adaptive.StaleAfter(every)
 		if h.Name == name {
 			heard = present
 			continue
