@@ -169,30 +169,26 @@ func TestJoint_LeaderAway(t *testing.T) {
 
 // A host that is cut off now and then, or once, serves on with what it has. The limit neither runs away nor falls meanwhile.
 func TestJoint_HostAway(t *testing.T) {
-	for _, name := range []string{"workers", "collapsing database"} {
+	for hosts, name := range map[int]string{2: "collapsing database", 3: "workers"} {
 		w := servers()[slices.IndexFunc(servers(), func(w world) bool { return w.name == name })]
-		w.length = 400
-		for _, hosts := range []int{2, 3} {
-			w := w
-			w.gates = hosts
-			calm := simulate(w, newFleet(hosts).newGate(), 1)
-			for _, away := range []int{0, hosts - 1} {
-				for _, period := range []float64{6, 100} {
-					t.Run(fmt.Sprintf("%s, host %d of %d, every %.0f s", name, away, hosts, period), func(t *testing.T) {
-						t.Parallel()
-						f := newFleet(hosts)
-						f.away = func(host int, now float64) bool {
-							return host == away && now > 60 && math.Mod(now-60, period) < min(period/2, 60)
-						}
-						r := simulate(w, f.newGate(), 1)
-						limit := func(n int) float64 { found, _ := f.gates[n].joint.Found(); return float64(found.Middle) }
-						middle, right := limit(0), mean(calm.limits[200:400])
-						t.Logf("limit %.0f at last, %.0f undisturbed; %.2f of the answers", middle, right, float64(r.goodput(60, 400))/float64(calm.goodput(60, 400)))
-						if middle > 2*right || middle < right/2 || float64(r.goodput(60, 400)) < 0.9*float64(calm.goodput(60, 400)) {
-							t.Error("the limit does not stay")
-						}
-					})
-				}
+		w.length, w.gates = 400, hosts
+		calm := simulate(w, newFleet(hosts).newGate(), 1)
+		for _, away := range []int{0, hosts - 1} {
+			for _, period := range []float64{6, 100} {
+				t.Run(fmt.Sprintf("%s, host %d of %d, every %.0f s", name, away, hosts, period), func(t *testing.T) {
+					t.Parallel()
+					f := newFleet(hosts)
+					f.away = func(host int, now float64) bool {
+						return host == away && now > 60 && math.Mod(now-60, period) < min(period/2, 60)
+					}
+					r := simulate(w, f.newGate(), 1)
+					limit := func(n int) float64 { found, _ := f.gates[n].joint.Found(); return float64(found.Middle) }
+					middle, right := limit(0), mean(calm.limits[200:400])
+					t.Logf("limit %.0f at last, %.0f undisturbed; %.2f of the answers", middle, right, float64(r.goodput(60, 400))/float64(calm.goodput(60, 400)))
+					if middle > 2*right || middle < right/2 || float64(r.goodput(60, 400)) < 0.9*float64(calm.goodput(60, 400)) {
+						t.Error("the limit does not stay")
+					}
+				})
 			}
 		}
 	}
