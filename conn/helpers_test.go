@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -22,6 +23,7 @@ func TestMain(m *testing.M) {
 // policy compiles limits for one listener, "l".
 func policy(t testing.TB, s *shaper.Shaper, limits ...shaper.Limit) *shaper.Policy {
 	t.Helper()
+	limits = slices.Clone(limits) // tests that run at once may have the same
 	for i := range limits {
 		l := &limits[i]
 		if l.IPv4Prefix == 0 {

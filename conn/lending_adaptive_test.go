@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -161,11 +162,11 @@ func TestLending_AdaptiveNeverExceeds(t *testing.T) {
 // partedStore is the way of one host to the ledger.
 type partedStore struct {
 	*lenders
-	parted *bool
+	parted *atomic.Bool
 }
 
 func (s partedStore) Call(ctx context.Context, q *cluster.Request) (*cluster.Reply, error) {
-	if *s.parted {
+	if s.parted.Load() {
 		return nil, errors.New("parted")
 	}
 	return s.lenders.Call(ctx, q)
@@ -187,14 +188,14 @@ func TestLending_LoweredAndRaised(t *testing.T) {
 						s.follow(i)
 					}
 				}
-				parted := false
+				var parted atomic.Bool
 				s.hosts[1].member.SetStore(partedStore{s, &parted}, 100*time.Millisecond)
 				s.run(4 * time.Second)
 				s.setLoad(50, 50)
 				s.run(2 * time.Second)
 				s.expect("half the load", 0, 45)
 				s.expect("half the load", 1, 45)
-				parted = true
+				parted.Store(true)
 				s.run(200 * time.Millisecond)
 				s.setLoad(200, 50)
 				s.run(300 * time.Millisecond)
