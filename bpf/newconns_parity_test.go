@@ -28,6 +28,8 @@ func TestNewConnectionsParity(t *testing.T) {
 				NewConnections: shaper.Frequency{N: 1 + rnd.Uint64N(1000), Per: time.Duration(1 + rnd.Int64N(int64(10*time.Second)))},
 				QueueTimeout:   time.Duration(rnd.Int64N(int64(time.Second))) * time.Duration(rnd.IntN(2)),
 				Match:          shaper.Match{Attach: []string{"here"}},
+
+				BurstConnections: rnd.Uint64N(30) * rnd.Uint64N(2),
 			}
 			limits = append(limits, l)
 		}

@@ -56,8 +56,9 @@ type Limit struct {
 
 	// In the packet plane these limits count TCP connections. A SYN does not wait for
 	// a slot there; it may be delayed by NewConnections.
-	MaxConnections int       // maximum in flight per key; 0 is unlimited
-	NewConnections Frequency // per key; zero is unlimited
+	MaxConnections   int       // maximum in flight per key; 0 is unlimited
+	NewConnections   Frequency // per key; zero is unlimited
+	BurstConnections uint64    // new ones that may come at once after a pause; 0 and 1 space all. Not with Shared
 
 	// Adapt makes the maximum in flight follow what the downstream bears, from MinConnections to MaxConnections.
 	// Proxy plane, TCP, one bucket, connections wait. Hosts that share it find one maximum together; not with AdaptObserve.

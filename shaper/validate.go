@@ -93,6 +93,15 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 				bad(f.key, "%d every %v: must be at most 1e12", f.freq.N, f.freq.Per)
 			}
 		}
+		switch {
+		case l.BurstConnections == 0:
+		case l.NewConnections.N == 0:
+			bad("burst_connections", "needs new_connections")
+		case l.Shared && l.BurstConnections > 1:
+			bad("burst_connections", "unsupported with shared")
+		case leaky.NewRate(l.NewConnections.N, l.NewConnections.Per).Cost(l.BurstConnections) > leaky.FromDuration(MaxBurstTime):
+			bad("burst_connections", "takes more than %v at the rate", MaxBurstTime)
+		}
 		if l.MaxConnections < 0 {
 			bad("max_connections", "%d: must not be negative", l.MaxConnections)
 		}

@@ -54,6 +54,12 @@ func checkEffect(t table, limit *shaper.Limit) {
 	if leaky.NewRate(limit.Packets.N, limit.Packets.Per).Cost(limit.BurstPackets) > longest {
 		t.errorf(t.overriddenKey("burst_packets", "packets"), "a burst of %d packets takes more than 30 days at %s", limit.BurstPackets, FormatFrequency(limit.Packets))
 	}
+	if limit.Shared && limit.BurstConnections > 1 {
+		t.errorf(t.overriddenKey("burst_connections", "shared"), "unsupported with shared = true: all hosts would have their bursts at once")
+	}
+	if leaky.NewRate(limit.NewConnections.N, limit.NewConnections.Per).Cost(limit.BurstConnections) > longest {
+		t.errorf(t.overriddenKey("burst_connections", "new_connections"), "a burst of %d connections takes more than 30 days at %s", limit.BurstConnections, FormatFrequency(limit.NewConnections))
+	}
 }
 
 // checkRefusal reports the keys that have no effect with block = true or shed. It returns false if it has reported any.

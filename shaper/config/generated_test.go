@@ -273,6 +273,7 @@ func TestDefaults(t *testing.T) {
 			limited + "match.attach = [\"up\"]\nrate = \"1MB/s\"\n@\n",
 			limited + "match.protocol = \"tcp\"\nmax_connections = 5\nadapt = \"on\"\n@\n",
 			limited + "match.protocol = \"tcp\"\nmax_connections = 5\nslot_for = \"turn\"\n@\n",
+			limited + "new_connections = \"5/s\"\n@\n",
 		},
 	}
 	var check func(table string, k keys)

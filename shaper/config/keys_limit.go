@@ -178,9 +178,16 @@ var limitKeys = keys{
 			"more: the longest idle one of the source that holds the most, never while a first answer is due. 0 is never.",
 	},
 	{
-		name: "new_connections", typ: quantityType("count a second, minute or hour", "50/s", `^[0-9]+ ?/(s|min|h)$`, parseConnectionFrequency, showFrequency), defText: "no bound", overridable: true,
+		name: "new_connections", typ: quantityType("count a second, minute, hour, or several of these", "50/s", `^[0-9]+ ?/[0-9]*(s|min|h)$`, parseConnectionFrequency, showFrequency), defText: "no bound", overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *shaper.Frequency { return &l.NewConnections }),
-		doc:   "Rate of new connections, for each key.",
+		doc:   "Rate of new connections, for each key. They are spaced: with `\"10/15min\"`, one each 90 s, unless there is a burst.",
+	},
+	{
+		name: "burst_connections", typ: integerType[uint64](0, 1e6), def: "0", needs: []condition{anyOf("new_connections")}, overridable: true,
+		field:    fieldOf(func(l *shaper.Limit) *uint64 { return &l.BurstConnections }),
+		omitZero: true,
+		doc: "New connections that may come at once after a pause, as from a token bucket of that size. 0 and 1 space all. In any " +
+			"time t come at most this many and t times `new_connections`. Not `shared`.",
 	},
 	{
 		name: "queue_timeout", typ: durationType(0, time.Hour), def: `"2s"`, needs: []condition{counting, waiting}, overridable: true,

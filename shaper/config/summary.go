@@ -49,7 +49,11 @@ func (c *Config) Summary(l *shaper.Limit) string {
 		parts = append(parts, fmt.Sprintf("%s%d %s", least, l.MaxConnections, unit))
 	}
 	if l.NewConnections.N != 0 {
-		parts = append(parts, FormatFrequency(l.NewConnections)+" new connections")
+		s := FormatFrequency(l.NewConnections) + " new connections"
+		if l.BurstConnections > 0 {
+			s += " burst " + strconv.FormatUint(l.BurstConnections, 10)
+		}
+		parts = append(parts, s)
 	}
 	if l.MaxConnections != 0 && !l.InPacketPlane() || l.NewConnections.N != 0 {
 		parts = append(parts, "wait "+l.QueueTimeout.String())

@@ -200,12 +200,17 @@ var periods = map[string]time.Duration{"pps": time.Second, "/s": time.Second, "/
 
 const maxFrequency = 1e9
 
-// ParseFrequency parses a rate of events: "2000pps", "50/s", "5/min" or "2/h"; an
-// integer from 1 to 1e9.
+// ParseFrequency parses a rate of events: "2000pps", "50/s", "5/min", "2/h" or "10/15min"; an
+// integer from 1 to 1e9, and a period of up to [shaper.MaxPer].
 func ParseFrequency(s string) (shaper.Frequency, error) {
 	unit := strings.TrimLeft(s, "0123456789")
 	number := s[:len(s)-len(unit)]
 	unit = strings.TrimPrefix(unit, " ")
+	times := ""
+	if of, ok := strings.CutPrefix(unit, "/"); ok {
+		name := strings.TrimLeft(of, "0123456789")
+		times, unit = of[:len(of)-len(name)], "/"+name
+	}
 	per, ok := periods[unit]
 	switch {
 	case strings.HasPrefix(s, "-"):
@@ -217,7 +222,14 @@ func ParseFrequency(s string) (shaper.Frequency, error) {
 	case strings.HasPrefix(unit, "."):
 		return shaper.Frequency{}, fmt.Errorf("%s is not a whole number: count over a minute or an hour, such as \"30/min\"", quote(s))
 	case number == "" || !ok:
-		return shaper.Frequency{}, fmt.Errorf("%s is not a whole number a second, minute or hour, such as \"50/s\", \"5/min\" or \"2/h\"", quote(s))
+		return shaper.Frequency{}, fmt.Errorf("%s is not a whole number a second, minute or hour, such as \"50/s\", \"5/min\" or \"10/15min\"", quote(s))
+	}
+	if times != "" {
+		n, err := strconv.ParseUint(times, 10, 32)
+		if err != nil || n == 0 || time.Duration(n) > shaper.MaxPer/per {
+			return shaper.Frequency{}, fmt.Errorf("%s: the period must be from 1s to %v", quote(s), shaper.MaxPer)
+		}
+		per *= time.Duration(n)
 	}
 	n, err := strconv.ParseUint(number, 10, 64)
 	if err != nil || n > maxFrequency {
@@ -226,16 +238,21 @@ func ParseFrequency(s string) (shaper.Frequency, error) {
 	return shaper.Frequency{N: n, Per: per}, nil
 }
 
-// FormatFrequency is the inverse of ParseFrequency, for the periods it knows.
+// FormatFrequency is the inverse of ParseFrequency, for periods of whole seconds.
 func FormatFrequency(f shaper.Frequency) string {
-	unit := "/s"
-	switch f.Per {
-	case time.Minute:
-		unit = "/min"
-	case time.Hour:
-		unit = "/h"
+	unit, per := "s", time.Second
+	switch {
+	case f.Per == 0:
+	case f.Per%time.Hour == 0:
+		unit, per = "h", time.Hour
+	case f.Per%time.Minute == 0:
+		unit, per = "min", time.Minute
 	}
-	return strconv.FormatUint(f.N, 10) + unit
+	times := ""
+	if n := f.Per / per; n > 1 {
+		times = strconv.FormatInt(int64(n), 10)
+	}
+	return strconv.FormatUint(f.N, 10) + "/" + times + unit
 }
 
 // ParseDuration parses a time as [time.ParseDuration] does, but requires a unit even

@@ -97,6 +97,8 @@ func TestParseFrequency(t *testing.T) {
 	for s, want := range map[string]shaper.Frequency{
 		"2000pps": {N: 2000, Per: time.Second}, "50/s": {N: 50, Per: time.Second}, "5/min": {N: 5, Per: time.Minute},
 		"2/h": {N: 2, Per: time.Hour}, "5 /min": {N: 5, Per: time.Minute}, "9 pps": {N: 9, Per: time.Second}, "1/h": {N: 1, Per: time.Hour}, "1000000000/s": {N: 1e9, Per: time.Second},
+		"10/15min": {N: 10, Per: 15 * time.Minute}, "5/24h": {N: 5, Per: 24 * time.Hour}, "7 /30s": {N: 7, Per: 30 * time.Second}, "60/60s": {N: 60, Per: time.Minute},
+		"1/8784h": {N: 1, Per: shaper.MaxPer}, "1/8785h": {}, "5/0s": {}, "5/99999999999999999999s": {}, "5/15": {}, "5/1.5h": {}, "5/15 min": {}, "5/1m": {}, "5/3pps": {}, "0/15min": {},
 		"1000000001/s": {}, "99999999999999999999/s": {}, "0/s": {}, "00pps": {}, "0": {}, "50": {}, "": {}, "/s": {}, "pps": {},
 		"-5/s": {}, "+5/s": {}, "0.5/s": {}, "5/m": {}, "5/d": {}, "5  /s": {}, "5kpps": {}, "5PPS": {}, "5/sec": {}, "5/s ": {},
 	} {
