@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"shaperd.dev/shaperd/cluster"
-	"shaperd.dev/shaperd/cluster/member"
-	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -54,18 +51,8 @@ func (s *lenders) reload(i, least, most int) {
 
 // rejoin has host i start another member, as a reload of [shared] does. Connections stay in flight.
 func (s *lenders) rejoin(i int) {
-	l := s.hosts[i]
-	l.stop()
-	ctx, cancel := context.WithCancel(context.Background())
-	l.member = member.Start(ctx, member.Options{
-		Host: cluster.HostOptions{
-			Params: cluster.Params{Hosts: len(s.hosts), Lease: cluster.Second, Step: cluster.Second / 2}, Name: string(rune('a' + i)), Start: int64(s.clock()),
-		},
-		Interval: 100 * time.Millisecond, Store: s, Planes: []member.Plane{l}, Names: onePool{l.rig.poolKey(0)},
-		Clock: s.clock, Now: func() leaky.Time { return leaky.Second + leaky.FromDuration(time.Since(l.start)) }, Log: slog.New(slog.DiscardHandler),
-	})
-	l.rig.admission.sharing.onShort = l.member.Short
-	l.stop = func() { cancel(); l.member.Wait() }
+	s.hosts[i].stop()
+	s.join(i)
 }
 
 // checkSlots checks that all hosts together may not have more in flight than the operator's maximum, whatever maxima they
@@ -124,9 +111,7 @@ func TestLending_AdaptiveNeverExceeds(t *testing.T) {
 						case 1:
 							s.setAway(!s.away)
 						case 2:
-							s.mu.Lock()
-							s.ledger = cluster.Ledger{Run: fmt.Sprint(rnd.Uint64())}
-							s.mu.Unlock()
+							s.loseLedger()
 						case 3:
 							quick = rnd.IntN(len(every))
 						case 4:

@@ -116,18 +116,30 @@ func (s *lenders) begin(i int) {
 	if s.hosts[i] != nil {
 		s.hosts[i].stop()
 	}
-	l := &lender{rig: newAdmissionRig(s, s.limit), start: now, rnd: s.rnd}
+	s.hosts[i] = &lender{rig: newAdmissionRig(s, s.limit), start: now, rnd: s.rnd}
+	s.join(i)
+}
+
+// join makes host i a member of the group.
+func (s *lenders) join(i int) {
+	l := s.hosts[i]
 	ctx, cancel := context.WithCancel(context.Background())
 	l.member = member.Start(ctx, member.Options{
 		Host: cluster.HostOptions{
 			Params: cluster.Params{Hosts: len(s.hosts), Lease: cluster.Second, Step: cluster.Second / 2}, Name: string(rune('a' + i)), Start: int64(s.clock()),
 		},
 		Interval: 100 * time.Millisecond, Store: s, Planes: []member.Plane{l}, Names: onePool{l.rig.poolKey(0)},
-		Clock: s.clock, Now: func() leaky.Time { return leaky.Second + leaky.FromDuration(time.Since(now)) }, Log: slog.New(slog.DiscardHandler),
+		Clock: s.clock, Now: func() leaky.Time { return leaky.Second + leaky.FromDuration(time.Since(l.start)) }, Log: slog.New(slog.DiscardHandler),
 	})
 	l.rig.admission.sharing.onShort = l.member.Short
 	l.stop = func() { cancel(); l.member.Wait() }
-	s.hosts[i] = l
+}
+
+// loseLedger has the ledger start again without its state.
+func (s *lenders) loseLedger() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ledger = cluster.Ledger{Run: fmt.Sprint(s.rnd.Uint64())}
 }
 
 func startLenders(t *testing.T, hosts, most int, slotFor shaper.SlotFor) *lenders {
@@ -297,10 +309,11 @@ func TestLending_FewSlotsWithoutQueue(t *testing.T) {
 // Whatever happens to the hosts and the ledger, and however few slots there are, no more are in flight than
 // there may be.
 func TestLending_GroupNeverExceeds(t *testing.T) {
-	for _, most := range []int{1, 2, 7, 30, 200} {
-		t.Run(fmt.Sprint(most), func(t *testing.T) {
+	for i := range 10 {
+		most, slotFor := []int{1, 2, 7, 30, 200}[i/2], shaper.SlotFor(i%2)
+		t.Run(fmt.Sprintf("%d for a %v", most, slotFor), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := startLenders(t, 2+most%3, most, shaper.SlotFor(most%3)) // slots for turns are lent like others
+				s := startLenders(t, 2+most%3, most, slotFor)
 				defer s.end()
 				rnd := s.rnd
 				for range 150 {
@@ -310,9 +323,7 @@ func TestLending_GroupNeverExceeds(t *testing.T) {
 					case 1:
 						s.setAway(!s.away)
 					case 2:
-						s.mu.Lock()
-						s.ledger = cluster.Ledger{Run: fmt.Sprint(rnd.Uint64())}
-						s.mu.Unlock()
+						s.loseLedger()
 					default:
 						s.hosts[rnd.IntN(len(s.hosts))].load = rnd.IntN(3) * rnd.IntN(1+2*most)
 					}

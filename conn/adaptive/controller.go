@@ -94,7 +94,8 @@ func (c *Controller) resume(limit int, now leaky.Time) {
 	c.begin(now)
 }
 
-// restart compares anew from the present limit: something is missing in what was measured up to now. A descent was a trial.
+// restart discards what was measured, of which a part is missing, and starts comparing again at the present limit. A descent
+// ends where it began.
 func (c *Controller) restart(now leaky.Time) {
 	if c.phase == descending {
 		c.move(float64(c.Middle()), Resumed, now)

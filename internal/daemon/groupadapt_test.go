@@ -149,7 +149,7 @@ func TestGroupAdapt_MuteLeader(t *testing.T) {
 	}
 }
 
-// The ledger loses its state, and the first host is started again: it does not begin anew, as the others know more.
+// The ledger loses its state, and the first host is started again: it takes over what the others know.
 func TestGroupAdapt_LedgerAndLeaderRestart(t *testing.T) {
 	t.Parallel()
 	for _, delay := range []time.Duration{0, 300 * time.Millisecond, time.Second} {

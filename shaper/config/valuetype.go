@@ -154,7 +154,7 @@ const (
 	ratePattern      = number + `([bB][iI][tT](/[sS])?|B/[sS])$`
 	sizePattern      = number + `B$`
 	durationPattern  = `^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$|^([0-9]+(\.[0-9]*)?|\.[0-9]+) (ns|us|µs|μs|ms|s|m|h)$`
-	frequencyPattern = `^[0-9]+ ?(pps|/s|/min|/h)$`
+	frequencyPattern = `^[0-9]+ ?(pps|/[0-9]*(s|min|h))$`
 	prefixPattern    = `^[0-9A-Fa-f:.]+(/[0-9]+)?$`
 )
 
