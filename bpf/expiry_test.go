@@ -120,9 +120,7 @@ func TestSweep_KeepsLockedEntry(t *testing.T) {
 	}
 	f.State |= connLocked
 	f.LastSeen = 0
-	if err := b.Connections.Put(tuple, f); err != nil {
-		t.Fatal(err)
-	}
+	b.replace(tuple, &f)
 	for visits := 0; visits < 2; time.Sleep(time.Millisecond) {
 		check := f.SweepAt
 		if err := b.Connections.Lookup(tuple, &f); err != nil {
@@ -133,10 +131,21 @@ func TestSweep_KeepsLockedEntry(t *testing.T) {
 		}
 	}
 	f.State &^= connLocked
-	if err := b.Connections.Put(tuple, f); err != nil {
-		t.Fatal(err)
-	}
+	b.replace(tuple, &f)
 	b.eventually(0, 0)
+}
+
+// replace replaces a connection that the sweeper may be visiting: it is in the queue anew, and the
+// entry that it had is stale.
+func (b *tcpBench) replace(tuple kernelTuple, f *kernelConn) {
+	b.t.Helper()
+	f.SweepAt++
+	if err := b.Connections.Put(tuple, f); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.SweepQueue.Put(nil, kernelSweepEntry{Tuple: tuple, SweepAt: f.SweepAt}); err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 // TestExpiry_WithoutDaemon closes everything but the maps: connections expire nevertheless.
