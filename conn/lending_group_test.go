@@ -218,7 +218,7 @@ func TestLending_Group(t *testing.T) {
 		s.expect("no ledger", 1, 8)
 		s.setAway(false)
 		s.setLoad(0, 100, 0)
-		s.run(3 * time.Second)
+		s.run(5 * time.Second) // hosts find the ledger again at different times
 		s.expect("the load has moved", 1, 18)
 		s.begin(2)
 		s.setLoad(0, 100, 100)
