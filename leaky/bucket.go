@@ -15,6 +15,10 @@ type Shape struct {
 	BytesBurst   Time
 	PacketsBurst Time
 
+	// Window makes packets pass in fixed windows of this length, which begin at its multiples: see [NewWindow]. 0 is a leaky
+	// bucket.
+	Window Time
+
 	// MaxDelay is the depth of the queue: a unit that would wait longer is
 	// refused. The unit's own cost does not count, so that a unit larger than
 	// the queue passes when the bucket is empty.
@@ -41,7 +45,7 @@ type Bucket struct {
 // Depart returns the earliest instant, not before now, at which the next unit
 // may leave.
 func (b *Bucket) Depart(s *Shape, now Time) Time {
-	return max(now, b.bytes.Sub(s.BytesBurst), b.packets.Sub(s.PacketsBurst))
+	return max(b.bytes.Sub(s.BytesBurst), s.packetDepart(b.packets, now))
 }
 
 // Charge adds a unit that leaves at now, which may be in the future.
@@ -51,7 +55,7 @@ func (b *Bucket) Charge(s *Shape, bytes, packets uint64, now Time) {
 		b.bytes = max(b.bytes, now).Add(byteCost)
 	}
 	if !s.Packets.Unlimited() {
-		b.packets = max(b.packets, now).Add(packetCost)
+		b.packets = max(b.packets, s.packetClock(now)).Add(packetCost)
 	}
 }
 
@@ -75,7 +79,7 @@ func (b *Bucket) Observe(s *Shape, bytes, packets uint64, now Time) (depart Time
 	b.Charge(s, bytes, packets, now)
 	byteCost, packetCost := s.Cost(bytes, packets)
 	b.bytes = min(b.bytes, now.Add(s.BytesBurst).Add(byteCost))
-	b.packets = min(b.packets, now.Add(s.PacketsBurst).Add(packetCost))
+	b.packets = min(b.packets, s.packetClock(now).Add(s.PacketsBurst).Add(packetCost))
 	return depart
 }
 
@@ -83,7 +87,7 @@ func (b *Bucket) Observe(s *Shape, bytes, packets uint64, now Time) (depart Time
 // enforce: the units that it would have delayed have left.
 func (b *Bucket) CapToBurst(s *Shape, now Time) {
 	b.bytes = min(b.bytes, now.Add(s.BytesBurst))
-	b.packets = min(b.packets, now.Add(s.PacketsBurst))
+	b.packets = min(b.packets, s.packetClock(now).Add(s.PacketsBurst))
 }
 
 // DrainTimes returns the times that the backlogs of bytes and of packets take to drain.
@@ -116,7 +120,7 @@ const fullPacket = 1448
 func (b *Bucket) CapToQueue(s *Shape, now Time) {
 	byteCost, packetCost := s.Cost(fullPacket, 1)
 	b.bytes = min(b.bytes, now.Add(s.BytesBurst).Add(max(s.MaxDelay, byteCost)))
-	b.packets = min(b.packets, now.Add(s.PacketsBurst).Add(max(s.MaxDelay, packetCost)))
+	b.packets = min(b.packets, s.packetClock(now).Add(s.PacketsBurst).Add(max(s.MaxDelay, packetCost)))
 }
 
 // Merge raises the backlogs of b to at least those of o, a bucket of the same shape.
@@ -132,8 +136,11 @@ func (b *Bucket) Rescale(old, next *Shape, now Time) {
 	if backlog := b.bytes.Sub(now); backlog > 0 {
 		b.bytes = now.Add(old.Bytes.Rescale(backlog, next.Bytes))
 	}
-	if backlog := b.packets.Sub(now); backlog > 0 {
-		b.packets = now.Add(old.Packets.Rescale(backlog, next.Packets))
+	switch backlog := b.packets.Sub(old.packetClock(now)); {
+	case backlog > 0:
+		b.packets = next.packetClock(now).Add(old.Packets.Rescale(backlog, next.Packets))
+	case old.Window > 0:
+		b.packets = 0 // what passed in an earlier window, by the other clock
 	}
 }
 
@@ -142,7 +149,7 @@ func (b *Bucket) Backlog(s *Shape, now Time) (bytes, packets uint64) {
 	if left := b.bytes.Sub(now); left > 0 && !s.Bytes.Unlimited() {
 		bytes = s.Bytes.Units(left)
 	}
-	if left := b.packets.Sub(now); left > 0 && !s.Packets.Unlimited() {
+	if left := b.packets.Sub(s.packetClock(now)); left > 0 && !s.Packets.Unlimited() {
 		packets = s.Packets.Units(left)
 	}
 	return bytes, packets
@@ -150,7 +157,7 @@ func (b *Bucket) Backlog(s *Shape, now Time) (bytes, packets uint64) {
 
 // Debt returns the bytes and packets that b owes at now beyond its bursts.
 func (b *Bucket) Debt(s *Shape, now Time) (bytes, packets uint64) {
-	return s.Bytes.Units(b.bytes.Sub(now).Sub(s.BytesBurst)), s.Packets.Units(b.packets.Sub(now).Sub(s.PacketsBurst))
+	return s.Bytes.Units(b.bytes.Sub(now).Sub(s.BytesBurst)), s.Packets.Units(b.packets.Sub(s.packetClock(now)).Sub(s.PacketsBurst))
 }
 
 // Drain ages b by d.

@@ -1,0 +1,31 @@
+package leaky
+
+import "time"
+
+// NewWindow returns the rate and the burst, as time, of a [Shape] with a Window that lets n units pass in each, from 1 to
+// per / 1ns: the cost of a unit is rounded down, so that n of them fit.
+func NewWindow(n uint64, per time.Duration) (rate Rate, burst Time) {
+	cost := FromDuration(per) / Time(n)
+	return Rate{mult: uint64(cost), max: uint64(Forever / cost)}, cost * Time(n-1)
+}
+
+// packetClock is the clock of packets. A fixed window is a bucket whose clock stands at the end of the present window: what
+// is charged drains when the next one begins, all at once, and until then the bucket differs from a new one.
+func (s *Shape) packetClock(now Time) Time {
+	if s.Window == 0 {
+		return now
+	}
+	return now.Sub(now % s.Window).Add(s.Window)
+}
+
+// packetDepart returns the earliest instant, not before now, at which a bucket with the virtual time t lets a packet leave.
+func (s *Shape) packetDepart(t, now Time) Time {
+	ready := t.Sub(s.PacketsBurst)
+	switch {
+	case s.Window == 0:
+		return max(now, ready)
+	case ready <= s.packetClock(now):
+		return now
+	}
+	return ready.Add(s.Window-1)/s.Window*s.Window - s.Window // the window at whose end the clock is not before ready
+}
