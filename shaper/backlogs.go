@@ -48,10 +48,7 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 		if l.whole == nil {
 			return
 		}
-		d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Port: k.Port, Listen: listeners[k.Origin]}
-		if k.Source != [16]byte{} {
-			d.Source = netip.AddrFrom16(k.Source)
-		}
+		d := newBacklog(k, st, listeners)
 		if l.shared {
 			d.Bytes, d.Packets = b.Debt(&l.share.Shape, now)
 		} else {
@@ -61,12 +58,33 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 			all = append(all, entry{d, b.DrainedAt()})
 		}
 	})
+	for _, st := range s.states {
+		if st.histories == nil {
+			continue
+		}
+		for _, e := range st.histories.soonest {
+			if used := e.history.Used(now); used > 0 {
+				d := newBacklog(&e.key, st, listeners)
+				d.Packets = used
+				all = append(all, entry{d, e.emptyAt})
+			}
+		}
+	}
 	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(b.drainedAt, a.drainedAt) })
 	var backlogs []Backlog
 	for _, e := range all[:min(len(all), n)] {
 		backlogs = append(backlogs, e.backlog)
 	}
 	return backlogs
+}
+
+// newBacklog returns that of a key of the limit with a state, with nothing in it yet.
+func newBacklog(k *Key, st *LimitState, listeners map[uint16]string) Backlog {
+	d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Port: k.Port, Listen: listeners[k.Origin]}
+	if k.Source != [16]byte{} {
+		d.Source = netip.AddrFrom16(k.Source)
+	}
+	return d
 }
 
 // Restore adds the backlogs that buckets had ago before now, less what has drained since.
@@ -89,6 +107,12 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 		if d.Listen != "" {
 			k.Origin = s.Listener(d.Listen).ID
 		}
+		if d.NewConnections && p.limits[i].Algorithm.HasHistory() {
+			h := p.limits[i].newHistory()
+			charge(h, min(d.Packets, p.limits[i].NewConnections.N), now)
+			s.CheckInHistory(p.states[i], &p.limits[i], k, h, now)
+			continue
+		}
 		s.restore(&k, shape, p.limits[i].Shared, d, ago, now)
 	}
 }
@@ -100,7 +124,10 @@ func (s *Shaper) restore(k *Key, shape *leaky.Shape, shared bool, d Backlog, ago
 	b := l.fresh
 	b.Charge(&l.share.Shape, d.Bytes, 0, now)
 	b.Charge(&l.share.Shape, 0, d.Packets, now)
-	if b.Drain(ago); !b.Drained(now) { // the backlog has been draining since it was saved
+	if shape.Window == 0 { // else it drains at the end of the window
+		b.Drain(ago) // the backlog has been draining since it was saved
+	}
+	if !b.Drained(now) {
 		s.table.add(k, b, now)
 	}
 }

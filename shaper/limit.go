@@ -59,6 +59,7 @@ type Limit struct {
 	MaxConnections   int       // maximum in flight per key; 0 is unlimited
 	NewConnections   Frequency // per key; zero is unlimited
 	BurstConnections uint64    // new ones that may come at once after a pause; 0 and 1 space all. Not with Shared
+	Algorithm        Algorithm // how NewConnections counts; else than LeakyBucket not with Shared
 
 	// Adapt makes the maximum in flight follow what the downstream bears, from MinConnections to MaxConnections.
 	// Proxy plane, TCP, one bucket, connections wait. Hosts that share it find one maximum together; not with AdaptObserve.

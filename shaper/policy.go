@@ -143,9 +143,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		if l.Rate != 0 || l.Packets.N != 0 {
 			p.paced |= bit
 		}
-		newConns := leaky.Shape{Packets: leaky.NewRate(l.NewConnections.N, l.NewConnections.Per), MaxDelay: leaky.FromDuration(l.QueueTimeout)}
-		newConns.PacketsBurst = newConns.Packets.Cost(max(l.BurstConnections, 1) - 1)
-		p.newConns = append(p.newConns, newConns)
+		p.newConns = append(p.newConns, l.newConnsShape())
 		p.states = append(p.states, s.state(l.Name))
 	}
 	p.sources = buildSources(p.limits, table)

@@ -57,6 +57,9 @@ func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 		if last := s.table.limit(state.ID).whole; last != nil && *last != next.shapes[i] {
 			state.Conformance.reset()
 		}
+		if state.histories != nil && next.limits[i].Algorithm.HasHistory() {
+			state.histories.follow(&next.limits[i], now)
+		}
 		observe := next.limits[i].Observe
 		s.planChange(changes, next, i, state.wasObserving && !observe, now)
 		state.wasObserving = observe

@@ -39,6 +39,7 @@ type LimitState struct {
 	// Protected by Shaper.mu.
 	wasObserving bool       // the limit only observed in the last policy with it
 	calendars    *calendars // nil if the limit has a bucket
+	histories    *histories // of new connections; nil if there were none
 }
 
 // Conformance holds the conformance of the units that leave a limit's buckets, as

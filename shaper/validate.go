@@ -137,6 +137,7 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.QueueTimeout < 0 || l.QueueTimeout > MaxMaxDelay {
 			bad("queue_timeout", "%v: must be from 0 to %v", l.QueueTimeout, MaxMaxDelay)
 		}
+		l.validateAlgorithm(bad)
 		for _, e := range []struct {
 			key     string
 			value   uint8
@@ -147,6 +148,7 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 			{"refuse_with", uint8(l.RefuseWith), l.RefuseWith > RefuseReject},
 			{"scheduling", uint8(l.Scheduling), l.Scheduling > ScheduleFIFO},
 			{"adapt", uint8(l.Adapt), l.Adapt > AdaptOn},
+			{"algorithm", uint8(l.Algorithm), l.Algorithm > SlidingLog},
 			{"slot_for", uint8(l.SlotFor), l.SlotFor > PerTransaction},
 			{"key", uint8(l.Key), l.Key>>len(fieldNames) != 0},
 		} {

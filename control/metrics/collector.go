@@ -96,6 +96,12 @@ func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 			to.counter(limitTickets, s.UsedTickets.Load(), l.Name, "used")
 			to.counter(limitTickets, s.VoidTickets.Load(), l.Name, "void")
 		}
+		if l.Algorithm.HasHistory() {
+			u := c.Shaper.HistoryUsage(s)
+			to.gauge(limitHistories, float64(u.Entries), l.Name)
+			to.gauge(limitHistoryCapacity, float64(u.Capacity), l.Name)
+			to.counter(limitHistoryEvictions, u.Evicted, l.Name)
+		}
 		if l.InPacketPlane() {
 			to.counter(limitMarked, s.Marked.Load(), l.Name)
 		}

@@ -54,6 +54,10 @@ var (
 	bucketCapacity  = desc("buckets_capacity", "Capacity of the bucket table of the proxy plane.")
 	bucketEvictions = desc("buckets_evicted_total", "Buckets evicted for another one, by whether they were drained or still had a backlog, which the new bucket inherits.", "state")
 
+	limitHistories        = desc("limit_histories", "Keys of a limit with algorithm sliding-window or sliding-log of which is kept when connections have passed, except those in use.", "limit")
+	limitHistoryCapacity  = desc("limit_histories_capacity", "Maximum number of these keys.", "limit")
+	limitHistoryEvictions = desc("limit_histories_evicted_total", "Histories evicted for another one before they were empty; a new key inherits them.", "limit")
+
 	limitTickets = desc("limit_tickets_total", "Tickets for new connections that the ledger has sold this host: used, or void because no connection passed in time.", "limit", "result")
 	limitMarked  = desc("limit_marked_packets_total", "Packets marked CE because of a long queueing delay.", "limit")
 

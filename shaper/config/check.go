@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"shaperd.dev/shaperd/leaky"
@@ -57,8 +58,30 @@ func checkEffect(t table, limit *shaper.Limit) {
 	if limit.Shared && limit.BurstConnections > 1 {
 		t.errorf(t.overriddenKey("burst_connections", "shared"), "unsupported with shared = true: all hosts would have their bursts at once")
 	}
+	checkAlgorithm(t, limit)
 	if leaky.NewRate(limit.NewConnections.N, limit.NewConnections.Per).Cost(limit.BurstConnections) > longest {
 		t.errorf(t.overriddenKey("burst_connections", "new_connections"), "a burst of %d connections takes more than 30 days at %s", limit.BurstConnections, FormatFrequency(limit.NewConnections))
+	}
+}
+
+// checkAlgorithm reports what keeps new connections from being counted by another algorithm than a leaky bucket.
+func checkAlgorithm(t table, limit *shaper.Limit) {
+	n := limit.NewConnections.N
+	if limit.Algorithm == shaper.LeakyBucket || n == 0 {
+		return
+	}
+	at, is := t.overriddenKey("algorithm", "new_connections"), strconv.Quote(limit.Algorithm.String())
+	switch {
+	case limit.Shared:
+		t.errorf(t.overriddenKey("algorithm", "shared"), "%s: unsupported with shared = true: hosts share a leaky bucket", is)
+	case limit.InPacketPlane() && limit.Algorithm.HasHistory():
+		t.errorf(at, "%s: unsupported at attachments, whose buckets are one number: use \"fixed-window\", or \"leaky\" with burst_connections", is)
+	case limit.BurstConnections > 0:
+		t.errorf(t.overriddenKey("burst_connections", "algorithm"), "has no effect with algorithm = %s, by which all of %s may come at once", is, FormatFrequency(limit.NewConnections))
+	case limit.Algorithm == shaper.SlidingLog && n > leaky.MaxLog:
+		t.errorf(t.overriddenKey("new_connections", "algorithm"), "%s: a log keeps the times of at most %d connections for each key; use \"sliding-window\"", FormatFrequency(limit.NewConnections), leaky.MaxLog)
+	case n > shaper.MaxWindow:
+		t.errorf(t.overriddenKey("new_connections", "algorithm"), "%s: at most %d in a window", FormatFrequency(limit.NewConnections), shaper.MaxWindow)
 	}
 }
 

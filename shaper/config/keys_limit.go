@@ -190,6 +190,14 @@ var limitKeys = keys{
 			"time t come at most this many and t times `new_connections`. Not `shared`.",
 	},
 	{
+		name: "algorithm", typ: enumType(shaper.LeakyBucket, shaper.FixedWindow, shaper.SlidingWindow, shaper.SlidingLog), def: `"leaky"`, needs: []condition{anyOf("new_connections")}, overridable: true,
+		field:    fieldOf(func(l *shaper.Limit) *shaper.Algorithm { return &l.Algorithm }),
+		omitZero: true,
+		doc: "How `new_connections` are counted: spaced, which with `burst_connections` is a token bucket, or as many as that in each " +
+			"window of its period (`\"fixed-window\"`), in two windows, weighted (`\"sliding-window\"`), or in any period " +
+			"(`\"sliding-log\"`, at most 1000 of them). The last two are for listeners. Not `shared`. See [Choosing](choosing.md).",
+	},
+	{
 		name: "queue_timeout", typ: durationType(0, time.Hour), def: `"2s"`, needs: []condition{counting, waiting}, overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *time.Duration { return &l.QueueTimeout }),
 		doc: "Maximum wait of a connection for admission, from its arrival. At attachments, maximum wait of its " +

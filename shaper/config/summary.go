@@ -50,6 +50,9 @@ func (c *Config) Summary(l *shaper.Limit) string {
 	}
 	if l.NewConnections.N != 0 {
 		s := FormatFrequency(l.NewConnections) + " new connections"
+		if l.Algorithm != shaper.LeakyBucket {
+			s += " by " + l.Algorithm.String()
+		}
 		if l.BurstConnections > 0 {
 			s += " burst " + strconv.FormatUint(l.BurstConnections, 10)
 		}
