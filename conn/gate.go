@@ -84,6 +84,7 @@ func (a *admission) gateFor(i int, l *shaper.Limit, key shaper.Key) *gate {
 		} else {
 			gt.bucket = a.shaper.CheckOut(key, a.clock())
 		}
+		gt.history = a.shaper.CheckOutHistory(a.policy, i, key, &gt.bucket, gt.shape, a.clock())
 		gt.timer.Fire = func(now leaky.Time) { a.dispatch([]*gate{gt}, now); a.run(now) }
 	}
 	a.refresh(gt)
@@ -105,7 +106,11 @@ func (a *admission) refresh(gt *gate) {
 			gt.lent.rename(was, a.policy)
 			a.sharing.lending.list(gt.lent)
 		}
+		if !gt.limit.Algorithm.HasHistory() {
+			gt.history = gt.limit.ContinueHistory(gt.history, &gt.bucket, gt.shape, a.policySince)
+		}
 		a.sharing.reshape(&gt.pacing, nil, gt, a.policy.NewConnections(i), gt.limit.Shared, a.policySince)
+		gt.history = gt.limit.ContinueHistory(gt.history, &gt.bucket, gt.shape, a.policySince)
 	}
 }
 
@@ -152,6 +157,9 @@ func (a *admission) dropUnused(list []*gate, now leaky.Time) {
 			delete(a.byKey, gt.key)
 			a.refresh(gt)
 			a.sharing.checkIn(&gt.pacing, now)
+			if gt.history != nil {
+				a.shaper.CheckInHistory(gt.state, gt.limit, gt.key, gt.history, now)
+			}
 		}
 	}
 }
@@ -228,7 +236,12 @@ func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, 
 	case why == shaper.None:
 		verdict = shaper.Pass
 	}
-	if !gt.useTicket(now) {
+	switch {
+	case gt.history != nil:
+		gt.history.Charge(now)
+	case gt.shape.Window > 0:
+		gt.bucket.Charge(gt.shape, 0, 1, now)
+	case !gt.useTicket(now):
 		gt.bucket.Charge(gt.shape, 0, 1, leaky.CatchUp(ready, now, gt.shape.Packets.Cost(1)))
 	}
 	if gt.share != nil {
@@ -255,7 +268,15 @@ func (gt *gate) retryAfter(now leaky.Time) time.Duration {
 	if gt.shut() {
 		return gt.limit.QueueTimeout
 	}
-	b := gt.bucket
-	b.Charge(gt.shape, 0, uint64(gt.waiting), now)
-	return (b.Depart(gt.shape, now) - now).Duration()
+	return (gt.nextAdmission(now) - now).Duration()
+}
+
+// nextAdmission is when new_connections would admit a connection, after those that wait.
+func (gt *gate) nextAdmission(now leaky.Time) leaky.Time {
+	if gt.history != nil {
+		return gt.history.Depart(now).Add(gt.shape.Packets.Cost(uint64(gt.waiting)))
+	}
+	bucket, share := gt.current(now)
+	bucket.Charge(&share.Shape, 0, uint64(gt.waiting), now)
+	return share.Depart(&bucket, now)
 }

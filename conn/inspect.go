@@ -165,15 +165,19 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 		b.Slots = ad.controller.Limit()
 	}
 	bucket, share = p.shaper.Peek(k, now)
+	nextAdmission := share.Depart(&bucket, now)
+	if l.Algorithm.HasHistory() {
+		nextAdmission = p.shaper.NextAdmission(policy, i, k, now)
+	}
 	if gt := p.admission.byKey[k]; gt != nil {
 		p.admission.refresh(gt)
 		b.InFlight, b.Waiting, b.Reserved = gt.inFlight, gt.waiting, gt.reservedAgainst(nil, false)
-		bucket, share = gt.current(now)
-		bucket.Charge(&share.Shape, 0, uint64(gt.waiting), now)
+		_, share = gt.current(now)
+		nextAdmission = gt.nextAdmission(now)
 	}
 	b.NewParts = share.Parts
 	if l.NewConnections.N > 0 {
-		b.NextAdmission = share.Depart(&bucket, now).Sub(now).Duration()
+		b.NextAdmission = nextAdmission.Sub(now).Duration()
 	}
 	return b
 }

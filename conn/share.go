@@ -9,17 +9,21 @@ import (
 
 // pacing is the bucket of a queue or of a gate.
 type pacing struct {
-	key    shaper.Key
-	bucket leaky.Bucket
-	whole  *leaky.Shape // of the limit
-	shape  *leaky.Shape // in effect: whole, or that of share
-	share  *share       // nil unless hosts share the limit
+	key     shaper.Key
+	bucket  leaky.Bucket
+	whole   *leaky.Shape  // of the limit
+	shape   *leaky.Shape  // in effect: whole, or that of share
+	share   *share        // nil unless hosts share the limit
+	history leaky.History // instead of bucket; nil unless the algorithm of a gate's limit has one
 }
 
 // depart is when the next unit may leave.
 func (b *pacing) depart(now leaky.Time) leaky.Time {
 	if b.shut() {
 		return leaky.Never
+	}
+	if b.history != nil {
+		return b.history.Depart(now)
 	}
 	return b.bucket.Depart(b.shape, now)
 }
