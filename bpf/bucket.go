@@ -47,6 +47,9 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 		default:
 			backlog[j] = p.kernel.drainTime(m, join(m, key), now).Sub(now)
 			next[j] = backlog[j].Sub(leaky.Time(m.Burst))
+			if j == int(meterNew) {
+				next[j] = newConnsDepart(p.policy.NewConnections(i), backlog[j], now).Sub(now)
+			}
 		}
 	}
 	for j, shift := range slotShiftsOf(p.policy, i) {
@@ -63,6 +66,13 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 		b.InFlight = p.kernel.inFlight(join(&limit.Meter[meterNew], key))
 	}
 	return b, true
+}
+
+// newConnsDepart returns when a bucket of new connections, which drains after a time, admits the next one.
+func newConnsDepart(s *leaky.Shape, backlog, now leaky.Time) leaky.Time {
+	var b leaky.Bucket
+	b.SetDrainTimes(0, backlog, now)
+	return b.Depart(s, now)
 }
 
 // attachmentNumber returns the number, of those by name, of the attachment that keys refer to by id.

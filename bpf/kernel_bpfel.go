@@ -256,6 +256,7 @@ type kernelMeter struct {
 	Tag           uint64
 	SlotShift     uint64
 	Unit          uint64
+	Window        uint64
 }
 
 type kernelMeterIndex uint32
@@ -499,13 +500,14 @@ type kernelScratch struct {
 	Monitored [2]uint64
 	SampleIn  [2]uint32
 	Charge    [64]struct {
-		_       structs.HostLayout
-		Cost    [3]uint64
-		Hash    [3]uint64
-		Depart  [3]uint64
-		Index   [3]uint32
-		Delays  uint32
-		Booking [2]struct {
+		_         structs.HostLayout
+		Cost      [3]uint64
+		Hash      [3]uint64
+		Depart    [2]uint64
+		ConnClock uint64
+		Index     [3]uint32
+		Delays    uint32
+		Booking   [2]struct {
 			_      structs.HostLayout
 			Depart uint64
 			Slot   uint64

@@ -31,7 +31,12 @@ func encodeLimit(p *shaper.Policy, i int, number uint32, h hashes) kernelLimit {
 		{newConns.Packets, newConns.PacketsBurst, newConns.MaxDelay, 0, 1, 1},
 	} {
 		k.Meter[meter] = encodeMeter(m.rate, m.burst, meterNumber(number, meter), h)
-		k.Meter[meter].BacklogBounds = encodeBacklogBounds(m.burst.Add(max(m.wait, m.rate.Cost(m.unit))), max(m.burst.Add(m.wait), m.held).Add(m.rate.Cost(m.largest)))
+		burst := m.burst
+		if meter == int(meterNew) {
+			k.Meter[meter].Window = uint64(newConns.Window)
+			burst = burst.Add(newConns.Window) // its clock is ahead by that at most
+		}
+		k.Meter[meter].BacklogBounds = encodeBacklogBounds(burst.Add(max(m.wait, m.rate.Cost(m.unit))), max(burst.Add(m.wait), m.held).Add(m.rate.Cost(m.largest)))
 		if l.Key == 0 {
 			k.Meter[meter].Tag |= neverEvicted
 		}

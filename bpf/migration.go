@@ -17,7 +17,7 @@ type migration struct {
 	bucket   kernelMeter
 	oldShift uint8
 	newShift uint8
-	rates    [2]leaky.Rate
+	change   rateChange
 
 	at      leaky.Time // time of the migration
 	backlog leaky.Time // backlog at that time
@@ -37,7 +37,7 @@ func (k *kernel) migrations(p *shaper.Policy, im *image) (all []migration) {
 		slotted := slotShiftsOf(p, i)
 		for j := range slotted {
 			if known.Slotted[j] != slotted[j] || slotted[j] != 0 && was[j] != is[j] {
-				all = append(all, migration{known.Number, j, im.policy.Limit[i].Meter[j], known.Slotted[j], slotted[j], [2]leaky.Rate{was[j], is[j]}, 0, 0})
+				all = append(all, migration{known.Number, j, im.policy.Limit[i].Meter[j], known.Slotted[j], slotted[j], rateChange{was[j], is[j]}, 0, 0})
 			}
 		}
 	}
@@ -111,5 +111,5 @@ func (c *migration) rescaled(backlog leaky.Time) leaky.Time {
 	if c.oldShift == 0 {
 		return backlog
 	}
-	return c.rates[0].Rescale(backlog, c.rates[1])
+	return c.change[0].Rescale(backlog, c.change[1].Rate)
 }

@@ -31,6 +31,9 @@ func TestNewConnectionsParity(t *testing.T) {
 
 				BurstConnections: rnd.Uint64N(30) * rnd.Uint64N(2),
 			}
+			if rnd.IntN(3) == 0 {
+				l.Algorithm, l.BurstConnections = shaper.FixedWindow, 0
+			}
 			limits = append(limits, l)
 		}
 		b.setLimits(limits...)
@@ -96,4 +99,41 @@ func refundConn(b *leaky.Bucket, s *leaky.Shape) {
 	bytes, packets := b.DrainTimes(0)
 	_, cost := s.Cost(0, 1)
 	b.SetDrainTimes(bytes, packets.Sub(cost), 0)
+}
+
+// TestNewConnections_AlgorithmChanged reloads between windows and leaky buckets: what has come in this window counts.
+func TestNewConnections_AlgorithmChanged(t *testing.T) {
+	t.Parallel()
+	limit := func(a shaper.Algorithm, n, burst uint64) *shaper.Policy {
+		p, err := shaper.New(16).Compile([]shaper.Limit{{
+			Name: "l", Match: shaper.Match{Attach: []string{"here"}}, Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64,
+			NewConnections: shaper.Frequency{N: n, Per: 500 * time.Hour}, Algorithm: a, BurstConnections: burst,
+		}}, nil, []shaper.Attachment{{Name: "here"}}, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	b := newTCPVariant(t, shaper.AttachPolice, nil, testIdleTimeout)
+	b.now = 0 // the kernel's clock
+	port := 20000
+	expect := func(n int) {
+		t.Helper()
+		for i := range n + 1 {
+			port++
+			if got := b.open(dial(fmt.Sprint("10.0.0.1:", port))); (got == passed) != (i < n) {
+				t.Fatalf("SYN %d of %d: action %d", i, n, int32(got))
+			}
+		}
+	}
+	b.installPolicyNow(t, limit(shaper.FixedWindow, 20, 0))
+	for range 7 {
+		port++
+		b.open(dial(fmt.Sprint("10.0.0.1:", port)))
+	}
+	b.installPolicyNow(t, limit(shaper.LeakyBucket, 20, 20))
+	b.installPolicyNow(t, limit(shaper.FixedWindow, 10, 0))
+	expect(3)
+	b.installPolicyNow(t, limit(shaper.LeakyBucket, 10, 12))
+	expect(2)
 }

@@ -49,19 +49,38 @@ type knownLimit struct {
 type rates struct {
 	BitsPerSecond uint64
 	Packets, New  shaper.Frequency
+	Windows       bool `json:",omitempty"` // New counts in fixed windows
 }
 
 func ratesOf(l *shaper.Limit) rates {
-	return rates{BitsPerSecond: l.Rate, Packets: l.Packets, New: l.NewConnections}
+	return rates{BitsPerSecond: l.Rate, Packets: l.Packets, New: l.NewConnections, Windows: l.Algorithm == shaper.FixedWindow}
+}
+
+// meterRate is the rate of a meter, which counts in fixed windows unless the window is 0.
+type meterRate struct {
+	leaky.Rate
+	window leaky.Time
 }
 
 // meters returns the rates in the order of a limit's meters.
-func (r rates) meters() [3]leaky.Rate {
-	return [3]leaky.Rate{
-		leaky.NewRate(r.BitsPerSecond, 8*time.Second),
-		leaky.NewRate(r.Packets.N, r.Packets.Per),
-		leaky.NewRate(r.New.N, r.New.Per),
+func (r rates) meters() [3]meterRate {
+	connections := meterRate{Rate: leaky.NewRate(r.New.N, r.New.Per)}
+	if r.Windows {
+		connections.Rate, _ = leaky.NewWindow(r.New.N, r.New.Per)
+		connections.window = leaky.FromDuration(r.New.Per)
 	}
+	return [3]meterRate{{Rate: leaky.NewRate(r.BitsPerSecond, 8*time.Second)}, {Rate: leaky.NewRate(r.Packets.N, r.Packets.Per)}, connections}
+}
+
+// rateChange is a change of a meter's rate from the first to the second.
+type rateChange [2]meterRate
+
+// rescale returns the virtual time of a bucket that had the virtual time until at now.
+func (c *rateChange) rescale(until, now leaky.Time) leaky.Time {
+	var b leaky.Bucket
+	b.SetDrainTimes(0, until.Sub(now), now)
+	b.Rescale(&leaky.Shape{Packets: c[0].Rate, Window: c[0].window}, &leaky.Shape{Packets: c[1].Rate, Window: c[1].window}, now)
+	return b.DrainedAt()
 }
 
 // registryFormat is the version of the registry's content. A registry of another version

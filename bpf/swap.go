@@ -15,7 +15,7 @@ import (
 
 // swap activates a policy with one map update: each packet meets either the old policy
 // or the new one. It returns when no packet meets the old one any more.
-func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, carries []migration, now func() leaky.Time) error {
+func (k *kernel) swap(im *image, changes map[uint64]rateChange, carries []migration, now func() leaky.Time) error {
 	tables, slot, err := k.freeSlot()
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func (k *kernel) swap(im *image, changes map[uint64][2]leaky.Rate, carries []mig
 	}
 	if err := k.Policies.Put(uint32(0), policy); err != nil {
 		for meter, c := range changes {
-			changes[meter] = [2]leaky.Rate{c[1], c[0]}
+			changes[meter] = rateChange{c[1], c[0]}
 		}
 		if len(changes) > 0 {
 			k.rescale(changes, now)
@@ -106,7 +106,7 @@ func (k *kernel) freeSlot() (current map[uint32]uint32, free uint32, err error) 
 
 // rescale keeps the backlog of each bucket, in units, when the rates of meters change from
 // the first to the second of a pair.
-func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time) {
+func (k *kernel) rescale(meters map[uint64]rateChange, now func() leaky.Time) {
 	lease := k.lease()
 	timeOf := func(s kernelShare) func() leaky.Time {
 		return func() leaky.Time {
@@ -137,15 +137,14 @@ func (k *kernel) rescale(meters map[uint64][2]leaky.Rate, now func() leaky.Time)
 
 // rescaleBucket rescales a bucket, unless it had drained at begun. Packets may be charged meanwhile, so the
 // time is read again for each bucket with a backlog: walking the table may take longer than any backlog.
-func rescaleBucket(bucket *uint64, change [2]leaky.Rate, begun leaky.Time, now func() leaky.Time) {
+func rescaleBucket(bucket *uint64, change rateChange, begun leaky.Time, now func() leaky.Time) {
 	for {
 		until := atomic.LoadUint64(bucket)
 		if leaky.Time(until) <= begun {
 			return
 		}
 		now := now()
-		backlog := leaky.Time(until).Sub(now)
-		if backlog == 0 || atomic.CompareAndSwapUint64(bucket, until, uint64(now.Add(change[0].Rescale(backlog, change[1])))) {
+		if leaky.Time(until) <= now || atomic.CompareAndSwapUint64(bucket, until, uint64(change.rescale(leaky.Time(until), now))) {
 			return
 		}
 	}
@@ -158,7 +157,7 @@ func (k *kernel) setReplySeen(attachment uint32, seen bool) error {
 
 // installPolicy activates p and rescales the buckets of changed rates. The caller saves the registry.
 func (k *kernel) installPolicy(p *shaper.Policy, n numbers, now func() leaky.Time) error {
-	changes := map[uint64][2]leaky.Rate{}
+	changes := map[uint64]rateChange{}
 	for i := range p.Len() {
 		l := p.Limit(i)
 		known := k.Limits[l.Name]
@@ -168,7 +167,7 @@ func (k *kernel) installPolicy(p *shaper.Policy, n numbers, now func() leaky.Tim
 		was, is := known.Rates.meters(), ratesOf(l).meters()
 		for j := range is {
 			if was[j] != is[j] {
-				changes[meterNumber(known.Number, j)] = [2]leaky.Rate{was[j], is[j]}
+				changes[meterNumber(known.Number, j)] = rateChange{was[j], is[j]}
 			}
 		}
 	}

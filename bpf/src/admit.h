@@ -152,6 +152,15 @@ __noinline __u64 peek_new_conn(const struct policy *p, struct scratch *s, __u32 
 	return p && s ? lookup_and_peek(p, s, number % MAX_LIMITS | NEW_CONNS) : 0;
 }
 
+/* Sets the time at which limit number charges the connection, by the clock of its bucket. */
+__noinline int set_conn_clock(const struct policy *p, struct scratch *s, __u32 number)
+{
+	if (p && s)
+		s->charge[number % MAX_LIMITS].conn_clock =
+			window_clock(p->limit[number % MAX_LIMITS].meter[METER_NEW].window, s->now);
+	return 0;
+}
+
 __noinline __u64 charge_new_conn(const struct policy *p, struct scratch *s, __u32 number)
 {
 	return p && s ? charge(p, s, number % MAX_LIMITS | NEW_CONNS, 0) : 0;
@@ -166,8 +175,10 @@ static __always_inline int check_new_conns(const struct policy *p, struct scratc
 		return 0;
 	for (int i = 0; i < cfg.max_limits && rest; i++, rest &= rest - 1) {
 		__u32 number = lowest_bit(rest) % MAX_LIMITS;
-		__u64 depart =
-			p->limit[number].shared ? peek_shared(p, s, number | NEW_CONNS) : peek_new_conn(p, s, number);
+		__u64 depart;
+
+		set_conn_clock(p, s, number);
+		depart = p->limit[number].shared ? peek_shared(p, s, number | NEW_CONNS) : peek_new_conn(p, s, number);
 
 		if (depart && depart - read_once(&s->now) <= p->limit[number].queue_timeout) {
 			if (depart > s->new_conn.depart) {

@@ -5,6 +5,13 @@
 #include "calendar.h"
 #include "charge_shared.h"
 
+/* When meter number j lets the next unit leave, if its bucket has the virtual time t. Only that of new connections may have
+ * windows. */
+static __always_inline __u64 meter_depart(const struct meter *m, __u32 j, __u64 t, __u64 now)
+{
+	return j == METER_NEW ? window_depart(t, m->burst, m->window, now) : bucket_depart(t, m->burst, now);
+}
+
 /* Looks up the buckets of limit number for the scratch's packet, and returns when they let it
  * leave, or 0 when the table has no room for one of them. Charges nothing. */
 static __always_inline __u64 lookup_and_peek(const struct policy *p, struct scratch *s, __u32 number)
@@ -35,7 +42,7 @@ static __always_inline __u64 lookup_and_peek(const struct policy *p, struct scra
 		 * charged. */
 		bucket = bucket_for(c->index[j], tag_of(m, c->hash[j]));
 		if (bucket)
-			depart = time_max(depart, bucket_depart(read_once(bucket), m->burst, read_once(&s->now)));
+			depart = time_max(depart, meter_depart(m, j, read_once(bucket), read_once(&s->now)));
 	}
 	return depart;
 }
@@ -65,7 +72,7 @@ __noinline __u64 charge_retry(const struct policy *p, struct scratch *s, __u32 n
 					     second_line(p, c->hash[meter]), s->now, m->backlog_bounds);
 		bucket = bucket_for(c->index[meter], tag_of(m, c->hash[meter]));
 		if (bucket)
-			return bucket_charge(bucket, c->cost[meter], charge_time(p, s, number));
+			return bucket_charge(bucket, c->cost[meter], charge_time(p, s, c, number));
 	}
 	c->index[meter] = NO_INDEX; /* nothing to refund */
 	return NO_BUCKET;
@@ -79,7 +86,7 @@ static __always_inline __u64 charge(const struct policy *p, struct scratch *s, _
 {
 	const struct limit *l = &p->limit[number % MAX_LIMITS];
 	struct charge *c = &s->charge[number % MAX_LIMITS];
-	__u64 depart = read_once(&s->now), at = charge_time(p, s, number);
+	__u64 depart = read_once(&s->now), at = charge_time(p, s, c, number);
 
 #pragma unroll
 	for (int j = 0; j < METERS; j++) {
@@ -94,7 +101,7 @@ static __always_inline __u64 charge(const struct policy *p, struct scratch *s, _
 		if (!was_charged || !tag_matches(bucket, tag_of(m, c->hash[j])))
 			before = charge_retry(p, s, number, j, was_charged);
 		/* NO_BUCKET is beyond any delay: a packet that cannot be charged does not pass. */
-		own_depart = bucket_depart(before, m->burst, read_once(&s->now));
+		own_depart = meter_depart(m, j, before, read_once(&s->now));
 		depart = time_max(depart, own_depart);
 		if (j < MONITORED_METERS) {
 			c->depart[j] = own_depart;

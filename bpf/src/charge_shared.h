@@ -21,10 +21,13 @@ static __always_inline int meter_applies(__u32 number, int meter)
 
 /* The time that is charged. In general it is the packet's departure. It is its arrival where
  * packets are policed, as they leave now, and under limits with many buckets whose packets other
- * limits may delay for longer. */
-static __always_inline __u64 charge_time(const struct policy *p, const struct scratch *s, __u32 number)
+ * limits may delay for longer. New connections are charged on arrival, by the clock of their bucket. */
+static __always_inline __u64 charge_time(const struct policy *p, const struct scratch *s, const struct charge *c,
+					 __u32 number)
 {
-	if (number & NEW_CONNS || cfg.mode == MODE_POLICE || p->charge_on_arrival >> number % MAX_LIMITS & 1)
+	if (number & NEW_CONNS)
+		return read_once(&c->conn_clock);
+	if (cfg.mode == MODE_POLICE || p->charge_on_arrival >> number % MAX_LIMITS & 1)
 		return read_once(&s->now);
 	return read_once(&s->decision.depart);
 }
@@ -213,7 +216,7 @@ __noinline __u64 try_charge_shared(const struct policy *p, struct scratch *s, __
 	l = &p->limit[number % MAX_LIMITS];
 	c = &s->charge[number % MAX_LIMITS];
 	depart = s->now;
-	boot = charge_time(p, s, number) + s->suspended;
+	boot = charge_time(p, s, c, number) + s->suspended;
 #pragma unroll
 	for (int j = 0; j < METERS; j++) {
 		const struct meter *m = &l->meter[j];

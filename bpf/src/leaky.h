@@ -79,6 +79,24 @@ static __always_inline __u64 bucket_depart(__u64 t, __u64 burst, __u64 now)
 	return time_max(now, time_sub(t, burst));
 }
 
+/* The clock of a bucket that lets units pass in fixed windows: the end of the present one. With a window of 0 it is now. */
+static __always_inline __u64 window_clock(__u64 window, __u64 now)
+{
+	return window ? time_add(now - now % window, window) : now;
+}
+
+/* bucket_depart, for a bucket that lets units pass in fixed windows unless window is 0. */
+static __always_inline __u64 window_depart(__u64 t, __u64 burst, __u64 window, __u64 now)
+{
+	__u64 ready = time_sub(t, burst);
+
+	if (!window)
+		return time_max(now, ready);
+	if (ready <= window_clock(window, now))
+		return now;
+	return time_add(ready, window - 1) / window * window - window;
+}
+
 /* Charges a unit that leaves, or is enqueued, at now:
  *
  *	t = max(t, now) + cost

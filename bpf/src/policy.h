@@ -42,6 +42,7 @@ struct meter {
 	__u64 tag; /* the meter's number at TAG_METER_SHIFT of a bucket's tag; with TAG_PINNED where all keys share one bucket, and TAG_SHARED where hosts share the limit */
 	__u64 slot_shift; /* of calendars: a slot is 2^slot_shift ticks wide */
 	__u64 unit;	  /* cost of an ordinary unit, ticks */
+	__u64 window;	  /* of new connections: length of fixed windows, ticks; 0 for a leaky bucket */
 };
 
 enum meter_index { METER_BYTES, METER_PACKETS, METER_NEW, METERS };

@@ -51,9 +51,10 @@ struct booking {
 struct charge {
 	__u64 cost[METERS];
 	__u64 hash[METERS];
-	__u64 depart[METERS]; /* departure time by the bucket, ticks */
-	__u32 index[METERS];  /* of the bucket; NO_INDEX where nothing is charged; see HOT_INDEX */
-	__u32 delays;	      /* the limit delays the packet */
+	__u64 depart[METER_NEW]; /* departure time by the bucket, ticks */
+	__u64 conn_clock;	 /* time by the clock of the bucket of new connections, ticks */
+	__u32 index[METERS];	 /* of the bucket; NO_INDEX where nothing is charged; see HOT_INDEX */
+	__u32 delays;		 /* the limit delays the packet */
 	struct booking booking[METER_NEW];
 };
 
