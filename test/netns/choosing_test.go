@@ -1,0 +1,113 @@
+package netns
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestChoosing runs each configuration of docs/choosing.md, as it is there, under a rush of connections.
+func TestChoosing(t *testing.T) {
+	page, err := os.ReadFile("../../docs/choosing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)### ([A-Za-z]+).*?```toml\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	configs := map[string]string{}
+	for _, b := range blocks {
+		configs[b[1]] = b[2]
+	}
+	for _, tt := range []struct {
+		heading string
+		run     func(t *testing.T, r *rush)
+	}{
+		{"Export", func(t *testing.T, r *rush) {
+			r.open(0, 12)
+			passed := r.expect(12, 12)
+			slices.SortFunc(passed, time.Time.Compare)
+			for i := 5; i < len(passed); i++ { // 6 in less than a second, but for a late wake-up
+				if took := passed[i].Sub(passed[i-5]); took < 790*time.Millisecond {
+					t.Errorf("six connections within %v", took)
+				}
+			}
+		}},
+		{"Logins", func(t *testing.T, r *rush) {
+			r.open(0, 15)
+			r.expect(10, 10)
+			r.open(1, 3)
+			r.expect(13, 13)
+		}},
+		{"An", func(t *testing.T, r *rush) {
+			r.open(0, 14)
+			r.expect(10, 11)
+			time.Sleep(2500 * time.Millisecond)
+			r.open(0, 14)
+			r.expect(12, 15)
+		}},
+		{"A", func(t *testing.T, r *rush) {
+			r.open(0, 50)
+			r.expect(20, 40) // the end of a window may be in between
+		}},
+	} {
+		t.Run(tt.heading, func(t *testing.T) {
+			config := configs[tt.heading]
+			if config == "" {
+				t.Fatalf("no such configuration; there are %d", len(configs))
+			}
+			n := newNetwork(t)
+			r := &rush{t: t, client: n.client}
+			n.downstream.serveTCP(t, ipv4.tcp(), func(c *net.TCPConn) {
+				r.mu.Lock()
+				r.passed = append(r.passed, time.Now())
+				r.mu.Unlock()
+				_, _ = c.Write([]byte{1})
+			})
+			n.shaper.shaperd(t, fmt.Sprintf("[daemon]\npin_path = %q\n", unusedPinPath)+config)
+			tt.run(t, r)
+		})
+	}
+	if len(configs) != 4 {
+		t.Errorf("%d configurations", len(configs))
+	}
+}
+
+// rush opens connections, all at once.
+type rush struct {
+	t      *testing.T
+	client *host
+	mu     sync.Mutex
+	passed []time.Time // those that the downstream has accepted
+}
+
+// open opens n connections of a source, and waits until each has been answered or refused.
+func (r *rush) open(source, n int) {
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			c, err := r.client.dialTCP(ipv4.sources[source], ipv4.listenAddr())
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			_ = c.SetReadDeadline(time.Now().Add(30 * time.Second))
+			_, _ = c.Read(make([]byte, 1))
+		})
+	}
+	all.Wait()
+}
+
+// expect checks how many connections the downstream has accepted so far, and returns when.
+func (r *rush) expect(least, most int) []time.Time {
+	r.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.passed); n < least || n > most {
+		r.t.Errorf("%d connections have passed, want %d to %d", n, least, most)
+	}
+	return slices.Clone(r.passed)
+}
