@@ -1,24 +1,29 @@
 package shaper
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
-	"shaperd.dev/shaperd/shaper/asn"
 	"shaperd.dev/shaperd/shaper/segments"
 )
 
 // Class is the classification of an address.
 type Class struct {
 	ASN uint32 // of a source; 0 for destinations
+	Row uint32 // of a source: index of the tiers that its buckets have
 	Set Set    // limits that match the address
+
+	excepted Set // limits that would match a source if they did not except it
 }
 
-// addresses maps an address to its class: one binary search covers all limits and the whole
-// ASN table.
+// addresses maps an address to its class: one binary search covers all limits and groups, and the
+// whole ASN table.
 type addresses struct {
 	segments.Map // to indexes of classes
 	classes      []Class
+	rows         []uint32 // tiers of the limits with tiers, by row
+	width        int      // number of these limits
 }
 
 func (s *addresses) class(addr netip.Addr) Class {
@@ -28,64 +33,76 @@ func (s *addresses) class(addr netip.Addr) Class {
 	return s.classes[s.Lookup(addr)]
 }
 
-// buildSources classifies source addresses by prefix and ASN.
-func buildSources(limits []Limit, table *asn.Table) addresses {
-	b := newAddressBuilder(limits, func(m *Match) []netip.Prefix { return m.Source })
-	for i := range limits {
-		for _, n := range limits[i].Match.ASN {
-			b.anyASN &^= 1 << i
-			b.asns[n] |= 1 << i
-		}
-	}
-	if table != nil && usesASN(limits) {
-		for r := range table.All() {
-			b.add(r.First, r.Last, edge{limit: -1, asn: r.ASN})
-		}
-	}
-	return b.build()
-}
+// tier returns the tier in a row of the limit with this rank among those that have tiers.
+func (s *addresses) tier(row uint32, rank int) uint32 { return s.rows[int(row)*s.width+rank] }
 
 // buildDestinations classifies destination addresses by prefix.
 func buildDestinations(limits []Limit) addresses {
-	b := newAddressBuilder(limits, func(m *Match) []netip.Prefix { return m.Destination })
+	b := newAddressBuilder(len(limits))
+	for i := range limits {
+		b.addPrefixes(limits[i].Match.Destination, edge{kind: ofMatch, index: uint32(i)})
+		if len(limits[i].Match.Destination) > 0 {
+			b.matched |= 1 << i
+		}
+	}
 	return b.build()
 }
 
 // addressBuilder turns prefixes and ranges into edges, and those into segments.
 type addressBuilder struct {
 	v4, v6  []edge
-	anyAddr Set // limits that match every address
-	anyASN  Set // limits that match every ASN
-	asns    map[uint32]Set
+	all     Set // limits
+	matched Set // limits that match some addresses only
+
+	sources *sourceRules // nil for destinations
+
 	index   map[Class]uint32
 	classes []Class
 }
 
-// edge is an address at which the class may change: the first one of a limit's prefix
-// or of an ASN's range, or the one after its last.
+// edge is an address at which the class may change: the first one of a prefix or of an ASN's range, or
+// the one after its last.
 type edge struct {
 	at    segments.Addr6 // an IPv4 address in the low 32 bits
-	limit int8           // limit of the prefix; -1 for the range of an ASN
-	delta int8           // 1 at the begin, -1 after the end
-	asn   uint32         // ASN of the range
+	index uint32         // limit, group, index of values, or ASN
+	kind  edgeKind
+	delta int8  // 1 at the begin, -1 after the end
+	bits  uint8 // of a prefix
 }
 
-func newAddressBuilder(limits []Limit, prefixes func(*Match) []netip.Prefix) *addressBuilder {
-	b := &addressBuilder{anyASN: ^Set(0), asns: map[uint32]Set{}, index: map[Class]uint32{}}
-	for i := range limits {
-		all := prefixes(&limits[i].Match)
-		for _, p := range all {
-			if p.Addr().Is4In6() && p.Bits() >= 96 {
-				p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
-			}
-			p = p.Masked()
-			b.add(p.Addr(), segments.LastAddr(p), edge{limit: int8(i)})
+type edgeKind uint8
+
+// What a prefix or a range is of, in the order in which those of equal length begin.
+const (
+	ofASN    edgeKind = iota
+	ofMatch           // a limit
+	ofExcept          // a limit
+	ofGroup
+	ofValues
+)
+
+// place is what is known of the addresses of a segment.
+type place struct {
+	inside [ofValues][MaxLimits]int // number of prefixes around it, by kind and index; they may nest
+	in     [ofValues]uint64         // those that are not 0, as bits
+	asn    uint32
+	tiers  [][]placedTier // by rank of the limit: of the prefixes around it, the longest last
+}
+
+func newAddressBuilder(limits int) *addressBuilder {
+	return &addressBuilder{all: 1<<limits - 1, index: map[Class]uint32{}}
+}
+
+// addPrefixes adds the edges of prefixes, which are otherwise as e.
+func (b *addressBuilder) addPrefixes(prefixes []netip.Prefix, e edge) {
+	for _, p := range prefixes {
+		if p.Addr().Is4In6() && p.Bits() >= 96 {
+			p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 		}
-		if len(all) == 0 {
-			b.anyAddr |= 1 << i
-		}
+		p = p.Masked()
+		e.bits = uint8(p.Bits())
+		b.add(p.Addr(), segments.LastAddr(p), e)
 	}
-	return b
 }
 
 func (b *addressBuilder) add(first, last netip.Addr, e edge) {
@@ -117,32 +134,40 @@ func (b *addressBuilder) sweep(edges []edge, set func(at segments.Addr6, class u
 		if c := x.at.Compare(y.at); c != 0 {
 			return c
 		}
-		return int(x.delta) - int(y.delta) // a range ends before the next begins
-	})
-	var inside [MaxLimits]int // number of prefixes of a limit around the current address; they may nest
-	var asn uint32
-	setClass := func(at segments.Addr6) {
-		limits := b.anyAddr
-		for i, n := range inside {
-			if n > 0 {
-				limits |= 1 << i
-			}
+		if x.delta != y.delta {
+			return int(x.delta) - int(y.delta) // a range ends before the next begins
 		}
-		set(at, b.classIndex(Class{ASN: asn, Set: limits & (b.anyASN | b.asns[asn])}))
+		return cmp.Or(int(x.bits)-int(y.bits), int(x.kind)-int(y.kind), cmp.Compare(x.index, y.index))
+	})
+	here := b.sources.newPlace()
+	setClass := func(at segments.Addr6) {
+		class := Class{Set: b.all&^b.matched | Set(here.in[ofMatch])}
+		if b.sources != nil {
+			class = b.sources.classify(&here)
+		}
+		set(at, b.classIndex(class))
 	}
 	at := segments.Addr6{}
-	for _, e := range edges {
+	for i := range edges {
+		e := &edges[i]
 		if e.at != at {
 			setClass(at)
 			at = e.at
 		}
 		switch {
-		case e.limit >= 0:
-			inside[e.limit] += int(e.delta)
-		case e.delta > 0:
-			asn = e.asn
-		default:
-			asn = 0
+		case e.kind == ofASN && e.delta > 0:
+			here.asn = e.index
+		case e.kind == ofASN:
+			here.asn = 0
+		case e.kind < ofValues:
+			if here.inside[e.kind][e.index] += int(e.delta); here.inside[e.kind][e.index] > 0 {
+				here.in[e.kind] |= 1 << e.index
+			} else {
+				here.in[e.kind] &^= 1 << e.index
+			}
+		}
+		if e.kind >= ofGroup {
+			b.sources.changeTiers(&here, e)
 		}
 	}
 	setClass(at)
@@ -157,10 +182,4 @@ func (b *addressBuilder) classIndex(c Class) uint32 {
 		b.classes = append(b.classes, c)
 	}
 	return i
-}
-
-func usesASN(limits []Limit) bool {
-	return slices.ContainsFunc(limits, func(l Limit) bool {
-		return len(l.Match.ASN) > 0 || l.Key&KeyASN != 0
-	})
 }

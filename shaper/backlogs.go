@@ -52,7 +52,7 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 		if l.shared {
 			d.Bytes, d.Packets = b.Debt(&l.share.Shape, now)
 		} else {
-			d.Bytes, d.Packets = b.Backlog(&l.share.Shape, now)
+			d.Bytes, d.Packets = b.Backlog(l.shapeOf(k), now)
 		}
 		if d.Bytes|d.Packets != 0 {
 			all = append(all, entry{d, b.DrainedAt()})
@@ -108,9 +108,10 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 			k.Origin = s.Listener(d.Listen).ID
 		}
 		if d.NewConnections && p.limits[i].Algorithm.HasHistory() {
-			h := p.limits[i].newHistory()
-			charge(h, min(d.Packets, p.limits[i].NewConnections.N), now)
-			s.CheckInHistory(p.states[i], &p.limits[i], k, h, now)
+			l := p.LimitFor(i, &k)
+			h := l.newHistory()
+			charge(h, min(d.Packets, l.NewConnections.N), now)
+			s.CheckInHistory(p.states[i], p.largestCount(i), k, h, now)
 			continue
 		}
 		s.restore(&k, shape, p.limits[i].Shared, d, ago, now)
@@ -122,8 +123,9 @@ func (s *Shaper) restore(k *Key, shape *leaky.Shape, shared bool, d Backlog, ago
 	defer s.mu.Unlock()
 	l := s.table.learn(k.Limit, shape, shared, now)
 	b := l.fresh
-	b.Charge(&l.share.Shape, d.Bytes, 0, now)
-	b.Charge(&l.share.Shape, 0, d.Packets, now)
+	share := l.shareOf(k)
+	b.Charge(&share.Shape, d.Bytes, 0, now)
+	b.Charge(&share.Shape, 0, d.Packets, now)
 	if shape.Window == 0 { // else it drains at the end of the window
 		b.Drain(ago) // the backlog has been draining since it was saved
 	}

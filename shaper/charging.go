@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"shaperd.dev/shaperd/leaky"
@@ -90,6 +91,8 @@ func (l *Limit) covers(o *Limit) bool {
 		covers(m.Attach, n.Attach, func(a, b string) bool { return a == b }) &&
 		covers(m.Source, n.Source, containsPrefix) && covers(m.Destination, n.Destination, containsPrefix) &&
 		covers(m.ASN, n.ASN, func(a, b uint32) bool { return a == b }) &&
+		covers(m.Group, n.Group, func(a, b string) bool { return a == b }) &&
+		(!l.Except.Any() || reflect.DeepEqual(l.Except, o.Except)) &&
 		covers(m.Port, n.Port, func(a, b PortRange) bool { return a.First <= b.First && b.Last <= a.Last })
 }
 

@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 	"math/rand/v2"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/shaper/asn"
@@ -16,12 +18,9 @@ import (
 )
 
 // naiveRoute compares every field of every limit with the flow.
-func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) Route {
-	var r Route
+func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) (r Route, exempt Set) {
 	listener, attachment := w.originNames(f)
-	if usesASN(p.limits) {
-		r.ASN = table.Lookup(f.Source)
-	}
+	r.ASN = w.asn(p, table, f.Source)
 	for i := range p.Len() {
 		l := p.Limit(i)
 		m := &l.Match
@@ -33,7 +32,12 @@ func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) Route {
 			len(m.Source) > 0 && !slices.ContainsFunc(m.Source, func(p netip.Prefix) bool { return p.Contains(f.Source) }),
 			len(m.Destination) > 0 && !slices.ContainsFunc(m.Destination, func(p netip.Prefix) bool { return p.Contains(f.Destination) }),
 			len(m.ASN) > 0 && !slices.Contains(m.ASN, r.ASN),
+			len(m.Group) > 0 && !w.inGroups(m.Group, f.Source, r.ASN),
 			len(m.Port) > 0 && !slices.ContainsFunc(m.Port, func(r PortRange) bool { return r.First <= f.Port && f.Port <= r.Last }):
+			continue
+		case w.inGroups(l.Except.Group, f.Source, r.ASN), slices.Contains(l.Except.ASN, r.ASN),
+			slices.ContainsFunc(l.Except.Source, func(p netip.Prefix) bool { return p.Contains(f.Source) }):
+			exempt |= 1 << i
 			continue
 		}
 		if l.Direction == ToDownstream || l.Direction == Both {
@@ -43,7 +47,61 @@ func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) Route {
 			r.FromDownstream |= 1 << i
 		}
 	}
-	return r
+	return r, exempt
+}
+
+// asn returns the AS of a source, or 0 if nothing in p depends on it.
+func (w *world) asn(p *Policy, table *asn.Table, source netip.Addr) uint32 {
+	used := func(names []string) bool {
+		return slices.ContainsFunc(w.groups, func(g Group) bool { return len(g.ASN) > 0 && slices.Contains(names, g.Name) })
+	}
+	for i := range p.Len() {
+		l := p.Limit(i)
+		if len(l.Match.ASN)+len(l.Except.ASN) > 0 || l.Key&KeyASN != 0 || used(l.Match.Group) || used(l.Except.Group) ||
+			slices.ContainsFunc(l.For, func(t Tier) bool { return used([]string{t.Group}) }) {
+			return table.Lookup(source)
+		}
+	}
+	return 0
+}
+
+// inGroups reports whether a source is in one of some groups.
+func (w *world) inGroups(names []string, source netip.Addr, asn uint32) bool {
+	return slices.ContainsFunc(w.groups, func(g Group) bool {
+		return slices.Contains(names, g.Name) && (slices.Contains(g.ASN, asn) || slices.ContainsFunc(g.Source, func(p netip.Prefix) bool { return p.Contains(source) }))
+	})
+}
+
+// naiveValues looks at all tiers of limit i for the longest prefix of the bucket of f.
+func (w *world) naiveValues(p *Policy, table *asn.Table, i int, f *Flow) Values {
+	l := p.Limit(i)
+	bits := l.IPv6Prefix
+	if f.Source.Is4() {
+		bits = l.IPv4Prefix
+	}
+	masked, _ := f.Source.Prefix(bits)
+	bucket, values, longest := masked.Addr(), l.Values(), -1
+	for _, t := range l.For {
+		for _, g := range w.groups {
+			if g.Name != t.Group {
+				continue
+			}
+			if longest < 0 && slices.Contains(g.ASN, w.asn(p, table, bucket)) {
+				values = t.Values
+			}
+			for _, p := range g.Source {
+				if p.Contains(bucket) && p.Bits() > longest {
+					values, longest = t.Values, p.Bits()
+				}
+			}
+		}
+	}
+	for _, v := range l.BySource {
+		if v.Source.Contains(bucket) && v.Source.Bits() >= longest {
+			values, longest = v.Values, v.Source.Bits()
+		}
+	}
+	return values
 }
 
 // world generates random policies and flows from few addresses and ports, so that
@@ -54,6 +112,7 @@ type world struct {
 	ports       []uint16
 	listeners   []Listener
 	attachments []Attachment
+	groups      []Group
 }
 
 func newWorld(rnd *rand.Rand) *world {
@@ -72,6 +131,16 @@ func newWorld(rnd *rand.Rand) *world {
 		w.attachments = append(w.attachments, Attachment{Name: fmt.Sprint("attachment", i)})
 	}
 	return w
+}
+
+// addGroups makes groups for limits to name.
+func (w *world) addGroups() {
+	for i := range w.IntN(5) {
+		w.groups = append(w.groups, Group{
+			Name:   fmt.Sprint("group", i),
+			Source: some(w, 5, w.prefix), ASN: some(w, 3, func() uint32 { return 1 + w.Uint32N(12) }),
+		})
+	}
 }
 
 // originNames returns the names of the listener and of the attachment of f, "" if none.
@@ -165,6 +234,7 @@ func (w *world) limit(i int) Limit {
 			Protocol: Protocol(w.IntN(int(ICMP))),
 			Source:   some(w, 5, w.prefix),
 			ASN:      some(w, 4, func() uint32 { return w.Uint32N(12) }),
+			Group:    some(w, 2, w.group),
 			Port: some(w, 4, func() PortRange {
 				a, b := w.port(), w.port()
 				if w.IntN(3) == 0 {
@@ -177,8 +247,16 @@ func (w *world) limit(i int) Limit {
 		IPv4Prefix: 1 + w.IntN(32), IPv6Prefix: 1 + w.IntN(128),
 		Direction: Direction(w.IntN(3)),
 	}
+	if w.IntN(3) == 0 {
+		l.Except = Sources{some(w, 2, w.group), some(w, 3, w.prefix), some(w, 3, func() uint32 { return 1 + w.Uint32N(12) })}
+	}
+	l.Except.Group = slices.DeleteFunc(l.Except.Group, func(name string) bool { return name == "" })
+	l.Match.Group = slices.DeleteFunc(l.Match.Group, func(name string) bool { return name == "" })
 	l.Key &^= KeyAttach
 	if w.IntN(2) == 0 {
+		if w.IntN(2) == 0 {
+			w.addTiers(&l)
+		}
 		return l
 	}
 	l.Match.Attach = []string{w.attachments[w.IntN(len(w.attachments))].Name}
@@ -193,6 +271,34 @@ func (w *world) limit(i int) Limit {
 	l.Key &^= KeyListen
 	l.Key |= Fields(w.IntN(2)) * KeyAttach
 	return l
+}
+
+// group draws the name of a group, "" if there is none.
+func (w *world) group() string {
+	if len(w.groups) == 0 {
+		return ""
+	}
+	return w.groups[w.IntN(len(w.groups))].Name
+}
+
+// addTiers gives l, of the proxy plane, values for some groups and prefixes.
+func (w *world) addTiers(l *Limit) {
+	l.Key = l.Key&^KeyConnection | KeySource
+	values := func() Values { return Values{Rate: 8e6 * (1 + w.Uint64N(3))} }
+	for _, g := range w.groups {
+		fits := !slices.ContainsFunc(g.Source, func(p netip.Prefix) bool {
+			return p.Addr().Is4() && p.Bits() > l.IPv4Prefix || p.Addr().Is6() && p.Bits() > l.IPv6Prefix
+		})
+		if fits && w.IntN(2) == 0 {
+			l.For = append(l.For, Tier{g.Name, values()})
+		}
+	}
+	for range w.IntN(6) {
+		p := w.prefix()
+		if p.Addr().Is4() && p.Bits() <= l.IPv4Prefix || p.Addr().Is6() && !p.Addr().Is4In6() && p.Bits() <= l.IPv6Prefix {
+			l.BySource = append(l.BySource, SourceValues{p, values()})
+		}
+	}
 }
 
 func (w *world) limits(n int) (limits []Limit) {
@@ -244,22 +350,46 @@ func TestRouteAgainstNaive(t *testing.T) {
 	if shortRun() {
 		policies = 50
 	}
-	var matched, missed, known, orphans, destined int
+	var matched, missed, known, orphans, destined, excepted, tiered, collided int
 	for n := range policies {
 		w := newWorld(rnd)
 		var table *asn.Table
 		if n%4 != 0 {
 			table = w.table(t)
 		}
-		p, err := New(100).Compile(w.limits(1+rnd.IntN(MaxLimits)), w.listeners, w.attachments, table, false)
+		w.addGroups()
+		limits := w.limits(1 + rnd.IntN(MaxLimits))
+		p, err := New(100).Compile(limits, w.listeners, w.attachments, table, false, w.groups...)
+		for at := (*LimitError)(nil); errors.As(err, &at) && at.Key == "for"; collided++ { // two groups have the same prefix
+			limits[at.Limit].For = limits[at.Limit].For[1:]
+			p, err = New(100).Compile(limits, w.listeners, w.attachments, table, false, w.groups...)
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range flows {
 			f := w.flow()
-			got, want := p.Route(f), w.naiveRoute(p, table, f)
-			if got != want {
-				t.Fatalf("flow %+v: %s", *f, cmp.Diff(want, got))
+			got := p.Route(f)
+			want, exempt := w.naiveRoute(p, table, f)
+			if p.Exempt(f) != exempt {
+				t.Fatalf("flow %+v: exempt from %b, want %b", *f, p.Exempt(f), exempt)
+			}
+			excepted += exempt.Len()
+			for i := range got.Limits().All {
+				key := p.Key(i, f, got)
+				values := p.LimitFor(i, &key).Values()
+				if want := w.naiveValues(p, table, i, f); values != want {
+					t.Fatalf("flow %+v, %+v\n%+v: %s", *f, p.Limit(i), w.groups, cmp.Diff(want, values))
+				}
+				if shape := p.shapeAt(i, &key, got); *shape != *p.ShapeOf(i, &key) {
+					t.Fatalf("flow %+v, %+v: a route gives another shape than a key", *f, p.Limit(i))
+				}
+				if values != p.Limit(i).Values() {
+					tiered++
+				}
+			}
+			if got.row = 0; got != want {
+				t.Fatalf("flow %+v: %s", *f, cmp.Diff(want, got, cmpopts.IgnoreUnexported(Route{})))
 			}
 			matched += len(slices.Collect(got.Limits().All))
 			missed += p.Len() - len(slices.Collect(got.Limits().All))
@@ -274,9 +404,9 @@ func TestRouteAgainstNaive(t *testing.T) {
 			}
 		}
 	}
-	if matched == 0 || missed == 0 || known == 0 || orphans == 0 || destined == 0 {
-		t.Errorf("the test exercised nothing: %d matches, %d misses, %d with an ASN, %d without a listener, %d with a destination",
-			matched, missed, known, orphans, destined)
+	if matched == 0 || missed == 0 || known == 0 || orphans == 0 || destined == 0 || excepted == 0 || tiered == 0 || collided == 0 {
+		t.Errorf("the test exercised nothing: %d matches, %d misses, %d with an ASN, %d without a listener, %d with a destination, %d with exceptions, %d in tiers, %d collisions",
+			matched, missed, known, orphans, destined, excepted, tiered, collided)
 	}
 }
 
@@ -297,9 +427,13 @@ func TestRouteInLargeTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.addGroups()
 	limits := w.limits(MaxLimits)
 	limits[0].Key |= KeyASN
-	p, err := New(100).Compile(limits, w.listeners, w.attachments, table, false)
+	for i := range limits {
+		limits[i].For = nil // groups may have prefixes in common
+	}
+	p, err := New(100).Compile(limits, w.listeners, w.attachments, table, false, w.groups...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,8 +452,10 @@ func TestRouteInLargeTable(t *testing.T) {
 		if !f.Source.IsValid() {
 			continue
 		}
-		if got, want := p.Route(f), w.naiveRoute(p, table, f); got != want {
-			t.Fatalf("flow %+v: %s", *f, cmp.Diff(want, got))
+		got := p.Route(f)
+		want, _ := w.naiveRoute(p, table, f)
+		if got.row = 0; got != want {
+			t.Fatalf("flow %+v: %s", *f, cmp.Diff(want, got, cmpopts.IgnoreUnexported(Route{})))
 		}
 	}
 }

@@ -26,16 +26,20 @@ func (s *Shaper) planChange(changes map[uint32]shareChange, p *Policy, i int, en
 	if shared {
 		parts = s.coldParts
 	}
-	plan := func(id uint32, shape *leaky.Shape, enforce bool) {
+	plan := func(id uint32, shape *leaky.Shape, enforce, newConns bool) {
 		l := s.table.learn(id, shape, shared, now)
 		next := leaky.NewShare(shape, parts, Whole, now)
-		if l.share.Parts != parts || l.share.Shape != next.Shape || enforce {
-			changes[id] = shareChange{l.share, next, enforce}
+		var keyed *keyedShapes
+		if p.tiered&(1<<i) != 0 {
+			keyed = &keyedShapes{p, i, newConns}
 		}
-		l.whole, l.shared = shape, shared
+		if l.share.Parts != parts || l.share.Shape != next.Shape || l.keyed != nil || keyed != nil || enforce {
+			changes[id] = shareChange{l.share, next, l.keyed, keyed, enforce}
+		}
+		l.whole, l.shared, l.keyed = shape, shared, keyed
 	}
-	plan(p.states[i].ID, &p.shapes[i], enforce)
-	plan(p.states[i].ID+1, &p.newConns[i], false)
+	plan(p.states[i].ID, &p.shapes[i], enforce, false)
+	plan(p.states[i].ID+1, &p.newConns[i], false, true)
 }
 
 // SetCold changes the parts that a cold bucket of a shared limit has from now on, initially 0. Like

@@ -111,8 +111,8 @@ func (s *Shaper) checkBuckets(u *unit) (refused int, depart leaky.Time) {
 	for _, set := range [...]Set{u.set &^ p.calendars, u.set & p.calendars &^ u.calendars} {
 		for left := set; left != 0; left &= left - 1 {
 			i := bits.TrailingZeros64(uint64(left))
-			shape := &p.shapes[i]
 			key := p.Key(i, u.flow, u.route)
+			shape := p.shapeAt(i, &key, u.route)
 			slot := s.table.lookupOrInsert(&key, s.table.probe(&key), u.now)
 			depart := slot.bucket.Depart(shape, u.now)
 			if depart-u.now > shape.MaxDelay {
@@ -198,7 +198,7 @@ func (s *Shaper) chargeBuckets(u *unit) {
 		if !u.shaped || p.chargedOnArrival&(1<<i) != 0 {
 			at = u.now
 		}
-		s.table.lookupOrInsert(&key, s.table.probe(&key), u.now).bucket.Charge(&p.shapes[i], u.bytes, u.packets, at)
+		s.table.lookupOrInsert(&key, s.table.probe(&key), u.now).bucket.Charge(p.shapeAt(i, &key, u.route), u.bytes, u.packets, at)
 	}
 }
 

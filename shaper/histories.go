@@ -14,7 +14,7 @@ const historyMemory = 16 << 20
 // capacity. If it is full, the history that is empty first is evicted, and a new key inherits from all that were evicted before
 // they were empty.
 type histories struct {
-	limit    Limit
+	limit    Limit // with the largest maximum and the longest period of all keys
 	capacity int
 	byKey    map[Key]*historyEntry
 	soonest  historyHeap
@@ -47,15 +47,15 @@ func (h *histories) follow(l *Limit, now leaky.Time) {
 	h.floor = l.continueHistory(h.floor, now)
 }
 
-// take removes the history of k, and returns it, or that of a new key.
-func (h *histories) take(k Key, now leaky.Time) leaky.History {
+// take removes the history of k, and returns it, or that of a new key of l.
+func (h *histories) take(k Key, l *Limit, now leaky.Time) leaky.History {
 	if e := h.byKey[k]; e != nil {
 		h.remove(e)
 		return e.history
 	}
-	history := h.limit.newHistory()
+	history := l.newHistory()
 	if h.floor.EmptyAt() > now {
-		history.Inherit(h.floor, now)
+		history.Inherit(l.continueHistory(h.floor, now), now)
 	}
 	return history
 }
@@ -92,11 +92,25 @@ func (h *histories) put(k Key, history leaky.History, now leaky.Time) {
 func (s *Shaper) CheckOutHistory(p *Policy, i int, k Key, b *leaky.Bucket, shape *leaky.Shape, now leaky.Time) leaky.History {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var history leaky.History
-	if kept := p.states[i].histories; kept != nil {
-		history = kept.take(k, now)
+	l, st := p.LimitFor(i, &k), p.states[i]
+	if st.histories == nil && l.Algorithm.HasHistory() {
+		st.histories = newHistories(p.largestCount(i))
 	}
-	return p.limits[i].ContinueHistory(history, b, shape, now)
+	var history leaky.History
+	if st.histories != nil && (l.Algorithm.HasHistory() || st.histories.byKey[k] != nil) {
+		history = st.histories.take(k, l, now)
+	}
+	return l.ContinueHistory(history, b, shape, now)
+}
+
+// largestCount returns limit i with the largest maximum of new connections, and the longest period, of all keys.
+func (p *Policy) largestCount(i int) *Limit {
+	l := p.limits[i]
+	for _, t := range p.tiers[i] {
+		l.NewConnections.N = max(l.NewConnections.N, t.values.NewConnections.N)
+		l.NewConnections.Per = max(l.NewConnections.Per, t.values.NewConnections.Per)
+	}
+	return &l
 }
 
 // ContinueHistory returns the history of a key of l's new connections, of which h is what it had before, or nil, and b its bucket, of
@@ -163,9 +177,10 @@ func (s *Shaper) NextAdmission(p *Policy, i int, k Key, now leaky.Time) leaky.Ti
 	if kept == nil {
 		return now
 	}
-	h := kept.take(k, now)
+	l := p.LimitFor(i, &k)
+	h := kept.take(k, l, now)
 	defer kept.put(k, h, now)
-	return p.limits[i].continueHistory(h, now).Depart(now)
+	return l.continueHistory(h, now).Depart(now)
 }
 
 // HistoryUsage is the fill level of the histories of a limit.

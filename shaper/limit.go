@@ -29,6 +29,17 @@ type Limit struct {
 	Name  string // unique; identifies the limit's buckets over reloads
 	Match Match
 
+	// Except are sources that the limit does not apply to.
+	Except Sources
+
+	// For and BySource have the values of the buckets of some sources, others than those of the limit. The longest prefix of
+	// a source decides; of two equal ones that of BySource, and the later one in it. That a group has its AS decides if no prefix
+	// does. Buckets by source, in the proxy plane, not shared.
+	For      []Tier
+	BySource []SourceValues
+
+	ValuesFile string // that BySource is from, for messages
+
 	// Key splits the matched traffic; each distinct key has a bucket and a
 	// connection count of its own. The zero Fields is one bucket for all.
 	Key        Fields
@@ -169,6 +180,7 @@ type Match struct {
 	Source      []netip.Prefix
 	Destination []netip.Prefix // packet plane only
 	ASN         []uint32
+	Group       []string    // names of groups of sources
 	Port        []PortRange // destination ports, as the source sees them
 }
 

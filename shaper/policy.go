@@ -25,6 +25,12 @@ func (s Set) All(yield func(int) bool) {
 	}
 }
 
+// Len returns the number of limits in s.
+func (s Set) Len() int { return bits.OnesCount64(uint64(s)) }
+
+// rank returns the number of limits in s before limit i.
+func (s Set) rank(i int) int { return (s & (1<<i - 1)).Len() }
+
 // Flow is one connection, or the datagrams between one pair of sockets.
 type Flow struct {
 	Source      netip.Addr // without a zone; IPv4, not IPv4-mapped IPv6
@@ -41,6 +47,7 @@ type Route struct {
 	ASN            uint32
 	ToDownstream   Set
 	FromDownstream Set
+	row            uint32 // of tiers, see addresses
 }
 
 // Limits returns the limits of both directions.
@@ -77,6 +84,9 @@ type Policy struct {
 	always           Set // limits that are enforced in every mode
 	calendars        Set // limits whose bucket is a calendar
 	chargedOnArrival Set // limits that charge on arrival, see ChargedOnArrival
+	tiered           Set // limits with tiers
+	tieredByKey      Set // of these, those whose tiers a flow's route does not tell
+	tiers            [MaxLimits][]tier
 	slots            [][2]leaky.Slots
 	maxTotalDelay    []leaky.Time
 }
@@ -90,12 +100,12 @@ type origin struct {
 
 // Compile validates limits and compiles them to a policy. listeners and attachments
 // are the configured origins of traffic. table may be nil; then every ASN is 0.
-// With observe only limits with Always are enforced.
+// With observe only limits with Always are enforced. groups are those that limits name.
 //
 // The error joins a *LimitError for each invalid limit. Compile also fails if the policies
 // of s have had more than some 65,000 distinct names of listeners and attachments.
-func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Attachment, table *asn.Table, observe bool) (*Policy, error) {
-	if err := validate(limits, listeners, attachments); err != nil {
+func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Attachment, table *asn.Table, observe bool, groups ...Group) (*Policy, error) {
+	if err := validate(limits, listeners, attachments, groups); err != nil {
 		return nil, err
 	}
 	if err := s.checkOrigins(listeners, attachments); err != nil {
@@ -146,7 +156,10 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		p.newConns = append(p.newConns, l.newConnsShape())
 		p.states = append(p.states, s.state(l.Name))
 	}
-	p.sources = buildSources(p.limits, table)
+	if err := p.buildSources(groups, table); err != nil {
+		err.Limit = slices.IndexFunc(limits, func(l Limit) bool { return l.Name == err.Name })
+		return nil, err
+	}
 	p.destinations = buildDestinations(p.limits)
 	p.buildPorts()
 	p.planCharging()
@@ -202,7 +215,7 @@ func (l *Limit) specificity() int {
 	m := &l.Match
 	for _, narrows := range []bool{
 		m.Protocol != AnyProtocol, len(m.Listen) > 0, len(m.Attach) > 0,
-		len(m.Source) > 0, len(m.Destination) > 0, len(m.ASN) > 0, len(m.Port) > 0,
+		len(m.Source) > 0, len(m.Destination) > 0, len(m.ASN) > 0, len(m.Group) > 0, len(m.Port) > 0,
 	} {
 		if narrows {
 			n++
@@ -318,16 +331,26 @@ func (p *Policy) EnforcedBlock(set Set) int {
 // Route classifies f.
 func (p *Policy) Route(f *Flow) Route {
 	c := p.sources.class(f.Source)
-	set := c.Set & p.portSet(f.Port) & p.origins[f.Origin].set & p.protocol[f.Protocol]
-	if set&p.withDestination != 0 {
-		set &= p.destinations.class(f.Destination).Set
-	}
+	set := p.narrow(c.Set, f)
 	return Route{
 		ASN:            c.ASN,
 		ToDownstream:   set & p.direction[ToDownstream],
 		FromDownstream: set & p.direction[FromDownstream],
+		row:            c.Row,
 	}
 }
+
+// narrow returns the limits of set that match f apart from its source.
+func (p *Policy) narrow(set Set, f *Flow) Set {
+	set &= p.portSet(f.Port) & p.origins[f.Origin].set & p.protocol[f.Protocol]
+	if set&p.withDestination != 0 {
+		set &= p.destinations.class(f.Destination).Set
+	}
+	return set
+}
+
+// Exempt returns the limits that except the source of f, and match it otherwise.
+func (p *Policy) Exempt(f *Flow) Set { return p.narrow(p.sources.class(f.Source).excepted, f) }
 
 // ASName returns the name of an AS, see [asn.Table.Name], or "" if there is no table or
 // no name in it.

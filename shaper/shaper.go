@@ -58,7 +58,7 @@ func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 			state.Conformance.reset()
 		}
 		if state.histories != nil && next.limits[i].Algorithm.HasHistory() {
-			state.histories.follow(&next.limits[i], now)
+			state.histories.follow(next.largestCount(i), now)
 		}
 		observe := next.limits[i].Observe
 		s.planChange(changes, next, i, state.wasObserving && !observe, now)
@@ -103,7 +103,7 @@ func (s *Shaper) Observe(p *Policy, f *Flow, r Route, set Set, bytes uint64, now
 		verdict, reason := Pass, None
 		if p.paced&(1<<i) != 0 {
 			key := p.Key(i, f, r)
-			if depart := s.table.lookupOrInsert(&key, s.table.probe(&key), now).bucket.Observe(&p.shapes[i], bytes, 0, now); depart > now {
+			if depart := s.table.lookupOrInsert(&key, s.table.probe(&key), now).bucket.Observe(p.shapeAt(i, &key, r), bytes, 0, now); depart > now {
 				verdict, reason = Delay, ByRate
 				if depart > d.Depart {
 					d = Decision{Verdict: Delay, Reason: ByRate, Depart: depart, Limit: i}
@@ -134,7 +134,7 @@ func (s *Shaper) Peek(k Key, now leaky.Time) (leaky.Bucket, leaky.Share) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.table.probe(&k)
-	share := s.table.limit(k.Limit).share
+	share := s.table.limit(k.Limit).shareOf(&k)
 	if slot := s.table.lookup(&k, p); slot != nil {
 		return slot.bucket, share
 	}

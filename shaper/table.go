@@ -41,6 +41,7 @@ type tableLimit struct {
 	whole  *leaky.Shape // of the last policy with the limit; nil if it is unknown
 	shared bool         // in that policy
 	share  leaky.Share  // of whole, at which the buckets are
+	keyed  *keyedShapes // of the buckets, if they differ; nil if they have those of share
 	fresh  leaky.Bucket // of a key that is not in the table: not empty if the limit is shared
 }
 
@@ -91,19 +92,27 @@ type migration struct {
 
 // shareChange is the change for the buckets of one limit.
 type shareChange struct {
-	from, to leaky.Share
-	enforce  bool // the limit only observed before
+	from, to           leaky.Share
+	fromKeyed, toKeyed *keyedShapes // in place of those, for limits with tiers
+	enforce            bool         // the limit only observed before
 }
 
-// apply changes b at now.
-func (c *shareChange) apply(b *leaky.Bucket, now leaky.Time) {
-	if c.from.Parts == Whole && c.to.Parts == Whole {
-		b.Rescale(&c.from.Shape, &c.to.Shape, now)
+// apply changes b, the bucket of k, at now.
+func (c *shareChange) apply(k *Key, b *leaky.Bucket, now leaky.Time) {
+	from, to := c.from, c.to
+	if c.fromKeyed != nil {
+		from.Shape = *c.fromKeyed.of(k)
+	}
+	if c.toKeyed != nil {
+		to.Shape = *c.toKeyed.of(k)
+	}
+	if from.Parts == Whole && to.Parts == Whole {
+		b.Rescale(&from.Shape, &to.Shape, now)
 	} else {
-		b.Reshare(&c.from, &c.to, now)
+		b.Reshare(&from, &to, now)
 	}
 	if c.enforce {
-		b.CapToBurst(&c.to.Shape, now)
+		b.CapToBurst(&to.Shape, now)
 	}
 }
 
@@ -140,7 +149,7 @@ func (t *table) startMigration(changes map[uint32]shareChange, now leaky.Time) {
 	for id, change := range changes {
 		l := t.limit(id)
 		l.share = change.to
-		change.apply(&l.fresh, now)
+		change.apply(&Key{}, &l.fresh, now)
 	}
 	due := make([]uint64, (len(t.tags)+63)/64)
 	for i := range due {
@@ -173,7 +182,7 @@ func (t *table) migrate(group uint32) {
 	c.pending[group/64] &^= 1 << (group % 64)
 	t.eachInGroup(int(group), func(k *Key, b *leaky.Bucket) {
 		if change, ok := c.changes[k.Limit]; ok {
-			change.apply(b, c.at)
+			change.apply(k, b, c.at)
 		}
 	})
 }
@@ -259,10 +268,25 @@ func (t *table) newBucket(k *Key, p probe, now leaky.Time) leaky.Bucket {
 	b := t.floors[p.first]
 	b.Merge(t.floors[p.second])
 	if l := t.limit(k.Limit); l.whole != nil {
-		b.CapToQueue(&l.share.Shape, now)
+		b.CapToQueue(l.shapeOf(k), now)
 		b.Merge(l.fresh)
 	}
 	return b
+}
+
+// shapeOf returns the shape of the bucket of k.
+func (l *tableLimit) shapeOf(k *Key) *leaky.Shape {
+	if l.keyed != nil {
+		return l.keyed.of(k)
+	}
+	return &l.share.Shape
+}
+
+// shareOf returns the share of the bucket of k.
+func (l *tableLimit) shareOf(k *Key) leaky.Share {
+	share := l.share
+	share.Shape = *l.shapeOf(k)
+	return share
 }
 
 // limit returns what the buckets of a limit have in common.

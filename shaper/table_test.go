@@ -69,7 +69,7 @@ func TestTable_BehavesLikeMap(t *testing.T) {
 			if rapid.IntRange(0, 9).Draw(rt, "reshape") == 0 {
 				from := &leaky.Shape{Bytes: leaky.NewRate(rapid.Uint64Range(1, 1e6).Draw(rt, "from"), time.Second)}
 				to := &leaky.Shape{Bytes: leaky.NewRate(rapid.Uint64Range(1, 1e6).Draw(rt, "to"), time.Second)}
-				r := shareChange{leaky.NewShare(from, Whole, Whole, now), leaky.NewShare(to, Whole, Whole, now), rapid.Bool().Draw(rt, "enforce")}
+				r := shareChange{leaky.NewShare(from, Whole, Whole, now), leaky.NewShare(to, Whole, Whole, now), nil, nil, rapid.Bool().Draw(rt, "enforce")}
 				tb.startMigration(map[uint32]shareChange{1: r}, now)
 				for k, b := range want {
 					if k.Limit == 1 {

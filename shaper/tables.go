@@ -8,7 +8,7 @@ import (
 
 // The tables that [Policy.Route] searches, for a plane that classifies by itself.
 // Addresses and ports are cut into segments: each is yielded with its start, the first
-// at 0, and ends before the next start. Adjacent segments differ in value.
+// at 0, and ends before the next start. Adjacent segments differ in value. Tiers are left out.
 
 // Sources4 yields the segments of IPv4 source addresses, in host byte order.
 func (p *Policy) Sources4() iter.Seq2[uint32, Class] { return p.sources.all4 }
@@ -44,18 +44,24 @@ func (p *Policy) OriginSet(index uint16) Set { return p.origins[index].set }
 func (p *Policy) Paced() Set { return p.paced }
 
 func (s *addresses) all4(yield func(uint32, Class) bool) {
-	for start, class := range s.V4.All() {
-		if !yield(uint32(start), s.classes[class]) {
-			return
-		}
-	}
+	yieldAll(s, s.V4.All(), func(start segments.Addr4, c Class) bool { return yield(uint32(start), c) })
 }
 
-func (s *addresses) all6(yield func(segments.Addr6, Class) bool) {
-	for start, class := range s.V6.All() {
-		if !yield(start, s.classes[class]) {
+func (s *addresses) all6(yield func(segments.Addr6, Class) bool) { yieldAll(s, s.V6.All(), yield) }
+
+// yieldAll yields segments with their classes without rows.
+func yieldAll[A any](s *addresses, all iter.Seq2[A, uint32], yield func(A, Class) bool) {
+	last := Class{Row: 1} // none
+	for start, i := range all {
+		class := s.classes[i]
+		class.Row, class.excepted = 0, 0
+		if class == last {
+			continue
+		}
+		if !yield(start, class) {
 			return
 		}
+		last = class
 	}
 }
 

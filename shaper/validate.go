@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
-	"shaperd.dev/shaperd/leaky"
 )
 
 // LimitError is an error in a limit.
@@ -33,14 +31,22 @@ const (
 
 // validate returns the errors in limits. The configuration has friendlier checks; these
 // protect a Policy from any caller.
-func validate(limits []Limit, listeners []Listener, attachments []Attachment) error {
+func validate(limits []Limit, listeners []Listener, attachments []Attachment, groups []Group) error {
 	if len(limits) > MaxLimits {
 		return fmt.Errorf("too many limits: %d (maximum %d)", len(limits), MaxLimits)
 	}
 	if len(attachments) > MaxAttachments {
 		return fmt.Errorf("too many attachments: %d (maximum %d)", len(attachments), MaxAttachments)
 	}
+	if len(groups) > MaxGroups {
+		return fmt.Errorf("too many groups: %d (maximum %d)", len(groups), MaxGroups)
+	}
 	var errs []error
+	for i, g := range groups {
+		if slices.ContainsFunc(groups[:i], func(o Group) bool { return o.Name == g.Name }) {
+			errs = append(errs, fmt.Errorf("group %q: duplicate name", g.Name))
+		}
+	}
 	counting := map[string]int{} // number of limits with connections, by attachment
 	names := map[string]bool{}
 	for i := range limits {
@@ -71,9 +77,6 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if !limited && !l.Block && !l.Shed.Any() {
 			bad("rate", "missing: one of rate, packets, connections, new_connections is required")
 		}
-		if l.Rate != 0 && (l.Rate < MinRate || l.Rate > MaxRate) {
-			bad("rate", "%d bit/s: must be from %d to 1e12", l.Rate, MinRate)
-		}
 		if l.Overhead < 0 || l.Overhead > MaxOverhead {
 			bad("overhead", "%d bytes: must be from 0 to %d", l.Overhead, MaxOverhead)
 		}
@@ -82,29 +85,8 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		} else {
 			l.validateInProxyPlane(listeners, bad)
 		}
-		for _, f := range []struct {
-			key  string
-			freq Frequency
-		}{{"packets", l.Packets}, {"new_connections", l.NewConnections}} {
-			if f.freq.N != 0 && (f.freq.Per <= 0 || f.freq.Per > MaxPer) {
-				bad(f.key, "%d every %v: period must be from 1ns to %v", f.freq.N, f.freq.Per, MaxPer)
-			}
-			if f.freq.N > MaxRate {
-				bad(f.key, "%d every %v: must be at most 1e12", f.freq.N, f.freq.Per)
-			}
-		}
-		switch {
-		case l.BurstConnections == 0:
-		case l.NewConnections.N == 0:
-			bad("burst_connections", "needs new_connections")
-		case l.Shared && l.BurstConnections > 1:
-			bad("burst_connections", "unsupported with shared")
-		case leaky.NewRate(l.NewConnections.N, l.NewConnections.Per).Cost(l.BurstConnections) > leaky.FromDuration(MaxBurstTime):
-			bad("burst_connections", "takes more than %v at the rate", MaxBurstTime)
-		}
-		if l.MaxConnections < 0 {
-			bad("max_connections", "%d: must not be negative", l.MaxConnections)
-		}
+		l.validateValues(bad)
+		l.validateSources(groups, bad)
 		if l.Adapt != AdaptOff {
 			l.validateAdapt(listeners, bad)
 		}
@@ -137,7 +119,6 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		if l.QueueTimeout < 0 || l.QueueTimeout > MaxMaxDelay {
 			bad("queue_timeout", "%v: must be from 0 to %v", l.QueueTimeout, MaxMaxDelay)
 		}
-		l.validateAlgorithm(bad)
 		for _, e := range []struct {
 			key     string
 			value   uint8
@@ -179,10 +160,6 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment) er
 		}
 		if l.MaxDelay < 0 || l.MaxDelay > MaxMaxDelay {
 			bad("max_delay", "%v: must be from 0 to %v", l.MaxDelay, MaxMaxDelay)
-		}
-		shape := l.shape()
-		if longest := leaky.FromDuration(MaxBurstTime); shape.BytesBurst > longest || shape.PacketsBurst > longest {
-			bad("burst", "takes more than %v at the rate", MaxBurstTime)
 		}
 	}
 	return errors.Join(errs...)

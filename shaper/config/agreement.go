@@ -43,7 +43,7 @@ func (k keys) agreed(c *Config, record any, prefix string) (all []string) {
 		key := &k[i]
 		switch {
 		case key.perHost || !k.isShown(key, c, record):
-		case key.typ.kind == kindTable:
+		case key.typ.kind == kindTable && key.text == nil:
 			all = append(all, key.typ.keys.agreed(c, record, key.name+" ")...)
 		default:
 			text := key.textOf(record)

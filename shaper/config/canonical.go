@@ -77,6 +77,14 @@ func (k keys) canonical(c *Config, record any) object {
 		switch key.typ.kind {
 		case kindTable:
 			value = key.typ.keys.canonical(c, record)
+		case kindNamedTables:
+			tables := object{}
+			l := record.(*shaper.Limit)
+			for i := range l.For {
+				tier := l.With(&l.For[i].Values)
+				tables = append(tables, member{l.For[i].Group, key.typ.keys.canonical(c, &tier)})
+			}
+			value = tables
 		case kindTables:
 			tables := []any{}
 			for _, record := range key.field.get(record).([]any) {

@@ -18,8 +18,7 @@ const (
 	maxPorts     = 1024 // of one match
 )
 
-// checkEffect reports keys of a limit that have no effect, and bursts that take too long to
-// drain.
+// checkEffect reports keys of a limit that have no effect, and values that it cannot have.
 func checkEffect(t table, limit *shaper.Limit) {
 	if limit.Block || t.has("shed") {
 		if !checkRefusal(t, limit) {
@@ -48,6 +47,12 @@ func checkEffect(t table, limit *shaper.Limit) {
 		}
 	}
 
+	checkBursts(t, limit)
+	checkAlgorithm(t, limit)
+}
+
+// checkBursts reports bursts that take too long to drain.
+func checkBursts(t table, limit *shaper.Limit) {
 	longest := leaky.FromDuration(shaper.MaxBurstTime)
 	if leaky.NewRate(limit.Rate, 8e9).Cost(limit.Burst) > longest {
 		t.errorf(t.overriddenKey("burst", "rate"), "a burst of %s takes more than 30 days at %s", FormatSize(limit.Burst), FormatRate(limit.Rate))
@@ -58,7 +63,6 @@ func checkEffect(t table, limit *shaper.Limit) {
 	if limit.Shared && limit.BurstConnections > 1 {
 		t.errorf(t.overriddenKey("burst_connections", "shared"), "unsupported with shared = true: all hosts would have their bursts at once")
 	}
-	checkAlgorithm(t, limit)
 	if leaky.NewRate(limit.NewConnections.N, limit.NewConnections.Per).Cost(limit.BurstConnections) > longest {
 		t.errorf(t.overriddenKey("burst_connections", "new_connections"), "a burst of %d connections takes more than 30 days at %s", limit.BurstConnections, FormatFrequency(limit.NewConnections))
 	}
@@ -119,6 +123,7 @@ func (l *loader) check(root *node) {
 	l.checkOwnPorts()
 	l.checkNames(slices.Concat(l.listens, l.attaches))
 	l.checkNames(l.limits)
+	l.checkGroups()
 	l.checkOverlaps()
 	l.checkAttach()
 	for _, t := range l.transparents {
@@ -277,6 +282,9 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 	}
 	if len(l.asnFiles) == 0 && len(limit.Match.ASN) > 0 {
 		l.add(match.child("asn"), "asn: missing [asn] files")
+	}
+	if len(l.asnFiles) == 0 && len(limit.Except.ASN) > 0 {
+		l.add(t.at.child("except").child("asn"), "asn: missing [asn] files")
 	}
 	if len(l.asnFiles) == 0 && limit.Key&shaper.KeyASN != 0 {
 		t.errorf("key", "\"asn\": missing [asn] files")

@@ -23,13 +23,16 @@ func TestLoad_Compiles(t *testing.T) {
 		"rate": {`"1B/s"`, `"1Tbit/s"`, `"10Mbit/s"`}, "packets": {`"1/h"`, `"1000000000/s"`}, "max_connections": {"1", "1048576"}, "new_connections": {`"1/h"`, `"1000000000/s"`},
 		"burst": {`"0B"`, `"2592000B"`, `"2592001B"`, `"1000000TB"`, `"324PB"`, `"324000TB"`}, "burst_packets": {"0", "720", "721", "1000000000000"},
 		"max_delay": {`"0s"`, `"1h"`}, "queue_timeout": {`"0s"`, `"1h"`}, "max_queue": {"0", "1048576"}, "block": {"true", "false"}, "shared": {"true", "false"},
+		"algorithm": {`"leaky"`, `"fixed-window"`, `"sliding-window"`, `"sliding-log"`}, "burst_connections": {"0", "1", "1000"},
+		"match.group": {`"g"`, `["g", "h"]`}, "except": {`{ group = "g" }`, `{ source = ["10.0.0.0/8"], group = ["h"] }`, `{ asn = 64500 }`}, "values": {`"v.csv"`},
+		"for": {`{ g = { rate = "1Mbit/s" } }`, `{ g = { rate = "1B/s", burst = "2MB" }, h = { rate = "2Mbit/s" } }`, `{ h = { max_connections = 5, new_connections = "2000/h" } }`, `{ g = { packets = "5/s", burst_packets = 1 } }`},
 	}
 	var keys []string
 	for key := range values {
 		keys = append(keys, key)
 	}
 	slices.Sort(keys)
-	loaded, refused, ofAttachments, shared := 0, 0, 0, 0
+	loaded, refused, ofAttachments, shared, tiered := 0, 0, 0, 0, 0
 	check := func(t *rapid.T) {
 		var b strings.Builder
 		b.WriteString(listenDB + "[[listen]]\nname = \"sms\"\naddress = [\"udp://0.0.0.0:2775\"]\ndownstream = [\"sms.local\"]\n")
@@ -37,6 +40,15 @@ func TestLoad_Compiles(t *testing.T) {
 		attached, group := rapid.Bool().Draw(t, "attached"), rapid.Bool().Draw(t, "group")
 		if group {
 			b.WriteString("[shared]\nhosts = 4\n")
+		}
+		if rapid.Bool().Draw(t, "groups") {
+			fmt.Fprintf(&b, "[[group]]\nname = \"g\"\nsource = [\"10.0.0.0/8\"]\n[[group]]\nname = \"h\"\nsource = [\"10.0.0.0/%d\"]\nfile = \"h.txt\"\n", rapid.IntRange(8, 25).Draw(t, "bits"))
+			b.WriteString("[[limit]]\nname = \"of-groups\"\nexcept.group = [\"g\", \"h\"]\nrate = \"1MB/s\"\nmatch.listen = [\"db\"]\n")
+			b.WriteString("[[limit]]\nname = \"tiers\"\nmatch.listen = [\"db\"]\nkey = [\"source\"]\n")
+			fmt.Fprintf(&b, "for = %s\nrate = \"1MB/s\"\nipv4_prefix = %d\n", rapid.SampledFrom(values["for"]).Draw(t, "of groups"), rapid.SampledFrom([]int{8, 24, 32}).Draw(t, "prefix"))
+			for _, key := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"max_connections", "new_connections", "burst_connections", "algorithm", "burst"}), 0, 4, rapid.ID).Draw(t, "tiered") {
+				fmt.Fprintf(&b, "%s = %s\n", key, rapid.SampledFrom(values[key]).Draw(t, key))
+			}
 		}
 		if rapid.Bool().Draw(t, "asn") {
 			b.WriteString("[asn]\nfiles = [\"asn.csv\"]\n")
@@ -75,6 +87,11 @@ func TestLoad_Compiles(t *testing.T) {
 		if c.Shared.Hosts > 0 {
 			shared++
 		}
+		for i := range c.Limits {
+			if c.Limits[i].HasTiers() {
+				tiered++
+			}
+		}
 		compile(t, c)
 		if _, err := json.Marshal(c.Canonical()); err != nil {
 			t.Fatal(err)
@@ -84,7 +101,7 @@ func TestLoad_Compiles(t *testing.T) {
 		rapid.Check(t, check)
 	}
 	t.Logf("%d loaded, %d were refused", loaded, refused)
-	if shared == 0 || ofAttachments == 0 || ofAttachments == loaded || refused == 0 {
-		t.Errorf("%d loaded, %d of them for attachments, %d shared, %d were refused: want some of all", loaded, ofAttachments, shared, refused)
+	if shared == 0 || tiered == 0 || ofAttachments == 0 || ofAttachments == loaded || refused == 0 {
+		t.Errorf("%d loaded, %d of them for attachments, %d shared, %d with tiers, %d were refused: want some of all", loaded, ofAttachments, shared, tiered, refused)
 	}
 }

@@ -36,9 +36,11 @@ type Config struct {
 	ASN         ASN
 	Listen      []shaper.Listener
 	Attach      []shaper.Attachment
+	Groups      []Group
 	Limits      []shaper.Limit
 
 	files   []parsedFile // the main one first
+	groupAt []*node      // position of each of Groups
 	limitAt []*node      // position of each of Limits
 	asnAt   []*node      // position of each of ASN.Files
 
@@ -71,6 +73,12 @@ const (
 
 func (r Rules) String() string { return [...]string{"install", "manual"}[r] }
 
+// Group is a group of sources, which may have more of them in a file.
+type Group struct {
+	shaper.Group
+	File string // path, which this package does not open; "" if there is none
+}
+
 // ASN names the data that maps addresses to AS numbers.
 type ASN struct {
 	Files []string // paths, which this package does not open: files need not exist yet
@@ -101,6 +109,21 @@ func (c *Config) ASNError(err error) *Error {
 		}
 	}
 	return at.error("files: " + err.Error())
+}
+
+// SourceFileError returns err, of opening the file of a group or with values, as an error at the position at which c names it.
+func (c *Config) SourceFileError(path string, err error) *Error {
+	for i, g := range c.Groups {
+		if g.File == path {
+			return c.groupAt[i].child("file").error("file: " + err.Error())
+		}
+	}
+	for i := range c.Limits {
+		if c.Limits[i].ValuesFile == path {
+			return c.limitAt[i].child("values").error("values: " + err.Error())
+		}
+	}
+	return &Error{File: path, Line: 1, Column: 1, Msg: err.Error()}
 }
 
 // Error is a mistake at a position in a configuration file.

@@ -340,9 +340,16 @@ func TestIsHostname(t *testing.T) {
 
 // compile checks that a loaded configuration compiles.
 func compile(t interface{ Fatalf(string, ...any) }, c *Config) {
-	if _, err := shaper.New(1024).Compile(c.Limits, c.Listen, c.Attach, nil, c.Daemon.Observe); err != nil {
+	if _, err := shaper.New(1024).Compile(c.Limits, c.Listen, c.Attach, nil, c.Daemon.Observe, groupsOf(c)...); err != nil {
 		t.Fatalf("loads, but does not compile: %v", err)
 	}
+}
+
+func groupsOf(c *Config) (all []shaper.Group) {
+	for _, g := range c.Groups {
+		all = append(all, g.Group)
+	}
+	return all
 }
 
 func TestLoad_ConfD(t *testing.T) {

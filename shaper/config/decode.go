@@ -26,6 +26,8 @@ type loader struct {
 	asnFiles     map[string]*node // positions of ASN files, by path
 	transparents []table          // [transparent] of each file
 	shareds      []table          // [shared] of each file
+	groups       []table          // tables of c.Groups
+	named        []place          // names of groups in limits
 	listens      []table          // tables of c.Listen
 	addresses    []locatedAddress
 	attaches     []table // tables of c.Attach
@@ -63,6 +65,9 @@ func (l *loader) file(t table) {
 	}
 	if asn, ok := t.table("asn"); ok {
 		l.asn(asn)
+	}
+	for _, group := range t.tables("group") {
+		l.addGroup(group)
 	}
 	for _, listen := range t.tables("listen") {
 		l.listen(listen)
@@ -198,6 +203,17 @@ func checkDownstream(t table, addresses []item[shaper.Address], d item[shaper.Do
 	}
 }
 
+func (l *loader) addGroup(t table) {
+	var g Group
+	t.decode(&g)
+	if g.File != "" {
+		g.File = t.path(g.File)
+	}
+	l.c.Groups = append(l.c.Groups, g)
+	l.c.groupAt = append(l.c.groupAt, t.at)
+	l.groups = append(l.groups, t)
+}
+
 func (l *loader) limit(t table) {
 	t = l.withOverrides(t)
 	limit := l.newLimit
@@ -212,6 +228,16 @@ func (l *loader) limit(t table) {
 		t.errorf("name", "%s is reserved for \"shaperd block\"", quote(limit.Name))
 	}
 	checkEffect(t, &limit)
+	l.tiers(t, &limit)
+	l.checkTiers(t, &limit)
+	if limit.ValuesFile != "" {
+		limit.ValuesFile = t.path(limit.ValuesFile)
+	}
+	for key, names := range map[string][]string{"match.group": limit.Match.Group, "except.group": limit.Except.Group} {
+		for _, name := range located(names, elems[key]) {
+			l.named = append(l.named, place{len(l.c.Limits), "group", name})
+		}
+	}
 	l.c.Limits = append(l.c.Limits, limit)
 	l.c.limitAt = append(l.c.limitAt, t.at)
 	l.limits = append(l.limits, t)

@@ -185,6 +185,8 @@ func schemaOf(v valueType) map[string]any {
 		return schemaOfTable(v.keys)
 	case kindStringOrTable:
 		s["anyOf"] = []any{map[string]any{"type": "string"}, schemaOfTable(v.keys)}
+	case kindNamedTables:
+		s["type"], s["minProperties"], s["additionalProperties"] = "object", 1, schemaOfTable(v.keys)
 	case kindTables:
 		s["type"], s["items"] = "array", schemaOfTable(v.keys)
 	}

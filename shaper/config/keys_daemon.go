@@ -40,6 +40,12 @@ var fileKeys = keys{
 		doc:   "An attachment: interfaces at which packets meet the limits, in one direction. At most 64.",
 	},
 	{
+		name: "group", typ: tablesType(groupKeys),
+		field: elementsOf(func(c *Config) []Group { return c.Groups }),
+		doc: "A group of sources, which limits name in `match.group`, `except.group` or `for`: those of its prefixes, and those of its AS. " +
+			"At most 64.",
+	},
+	{
 		name: "limit", typ: tablesType(limitKeys),
 		field: elementsOf(func(c *Config) []shaper.Limit { return c.Limits }),
 		doc: "A limit matches traffic, splits it by `key` into buckets, and sets the rates and caps of each " +

@@ -22,6 +22,11 @@ var limitKeys = keys{
 		doc: "Traffic that the limit applies to. A key that is missing matches everything.",
 	},
 	{
+		name: "except", typ: tableType(exceptKeys), defText: "none",
+		shown: when(func(l *shaper.Limit) bool { return l.Except.Any() }),
+		doc:   "Sources that the limit does not apply to: those of any of these.",
+	},
+	{
 		name: "key", typ: arrayType(`string such as "source"`, valueType{enumNames: shaper.FieldNames()}, parseField, asText), def: "[]",
 		field: keyField,
 		text: on(func(l *shaper.Limit) string {
@@ -68,28 +73,10 @@ var limitKeys = keys{
 		shown: when(func(l *shaper.Limit) bool { return paces(l) && !l.InPacketPlane() }), textAfter: "ecn_mark",
 		doc: "Direction of the traffic that counts; `\"both\"` has one bucket for the sum. At listeners.",
 	},
-	{
-		name: "rate", typ: rateType("10Mbit/s"), defText: "none", overridable: true,
-		field: fieldOf(func(l *shaper.Limit) *uint64 { return &l.Rate }),
-		doc:   "Rate of data, without packet headers.",
-	},
-	{
-		name: "packets", typ: quantityType("count a second, minute or hour", "5000pps", frequencyPattern, ParseFrequency, showPackets), defText: "none", overridable: true,
-		field: fieldOf(func(l *shaper.Limit) *shaper.Frequency { return &l.Packets }),
-		doc:   "Rate of packets; at listeners datagrams, if UDP alone matches.",
-	},
-	{
-		name: "burst", typ: sizeType("64KiB"), def: `"0B"`, needs: []condition{rateFor(func(l *shaper.Limit) bool { return l.Burst == 0 })}, overridable: true,
-		field: fieldOf(func(l *shaper.Limit) *uint64 { return &l.Burst }),
-		shown: when(func(l *shaper.Limit) bool { return l.Rate > 0 }), after: "rate",
-		doc: "Bytes that may leave at once after a pause: at most what passes in 30 days. `\"0B\"` is strict " +
-			"smoothing.",
-	},
-	{
-		name: "burst_packets", typ: integerType[uint64](0, 1e12), def: "0", needs: []condition{anyOf("packets")}, overridable: true,
-		field: fieldOf(func(l *shaper.Limit) *uint64 { return &l.BurstPackets }),
-		doc:   "Packets that may leave at once after a pause. 0 is strict smoothing.",
-	},
+	*valueKeys.find("rate"),
+	*valueKeys.find("packets"),
+	*valueKeys.find("burst"),
+	*valueKeys.find("burst_packets"),
 	{
 		name: "overhead", typ: boundedSizeType("38B", shaper.MaxOverhead), def: `"0B"`, needs: []condition{rateFor(func(l *shaper.Limit) bool { return l.Overhead == 0 })}, overridable: true,
 		field:    fieldOf(func(l *shaper.Limit) *int { return &l.Overhead }),
@@ -121,14 +108,7 @@ var limitKeys = keys{
 		doc: "Part of `max_delay` beyond which packets that support it get a congestion mark (ECN). `\"100%\"` is " +
 			"never.",
 	},
-	{
-		name: "max_connections", typ: integerType(1, 1<<20), defText: "no bound", overridable: true,
-		field: fieldOf(func(l *shaper.Limit) *int { return &l.MaxConnections }),
-		doc: "Maximum number of connections in flight, for each key. A UDP flow counts until its " +
-			"`udp_idle_timeout`, or until it is evicted while idle; a new flow waits as a connection does, and " +
-			"unverified sources take turns as one source. At attachments only TCP connections count, and at most " +
-			"4 limits with this key may match one attachment.",
-	},
+	*valueKeys.find("max_connections"),
 	{
 		name: "adapt", typ: enumType(shaper.AdaptOff, shaper.AdaptObserve, shaper.AdaptOn), def: `"off"`, needs: []condition{capping, atListeners("unsupported at attachments, which do not see what the downstream answers")}, overridable: true,
 		field:    fieldOf(func(l *shaper.Limit) *shaper.Adaptation { return &l.Adapt }),
@@ -177,18 +157,8 @@ var limitKeys = keys{
 		doc: "An idle TCP connection ends after that time when another source waits for its slot, and its own source holds " +
 			"more: the longest idle one of the source that holds the most, never while a first answer is due. 0 is never.",
 	},
-	{
-		name: "new_connections", typ: quantityType("count a second, minute, hour, or several of these", "50/s", `^[0-9]+ ?/[0-9]*(s|min|h)$`, parseConnectionFrequency, showFrequency), defText: "no bound", overridable: true,
-		field: fieldOf(func(l *shaper.Limit) *shaper.Frequency { return &l.NewConnections }),
-		doc:   "Rate of new connections, for each key. They are spaced: with `\"10/15min\"`, one each 90 s, unless there is a burst.",
-	},
-	{
-		name: "burst_connections", typ: integerType[uint64](0, 1e6), def: "0", needs: []condition{anyOf("new_connections")}, overridable: true,
-		field:    fieldOf(func(l *shaper.Limit) *uint64 { return &l.BurstConnections }),
-		omitZero: true,
-		doc: "New connections that may come at once after a pause, as from a token bucket of that size. 0 and 1 space all. In any " +
-			"time t come at most this many and t times `new_connections`. Not `shared`.",
-	},
+	*valueKeys.find("new_connections"),
+	*valueKeys.find("burst_connections"),
 	{
 		name: "algorithm", typ: enumType(shaper.LeakyBucket, shaper.FixedWindow, shaper.SlidingWindow, shaper.SlidingLog), def: `"leaky"`, needs: []condition{anyOf("new_connections")}, overridable: true,
 		field:    fieldOf(func(l *shaper.Limit) *shaper.Algorithm { return &l.Algorithm }),
@@ -221,6 +191,23 @@ var limitKeys = keys{
 			return 1000
 		}),
 		doc: "Maximum number of connections that wait for admission, over all keys. Sources take turns.",
+	},
+	{
+		name: "for", typ: namedTablesType("gold", tierKeys), defText: "none", needs: []condition{bySource, atListeners(noTiers)},
+		shown: when(func(l *shaper.Limit) bool { return len(l.For) > 0 }),
+		text:  on(tiersText),
+		doc: "Other values for the buckets of a group, as in `for.gold = { rate = \"100Mbit/s\" }`: each of those in the " +
+			"[table](#for-of-limit) that the limit has. The longest prefix of a source decides, before its AS. Groups must " +
+			"not have the same prefix. Not `shared`.",
+	},
+	{
+		name: "values", typ: dataFileType("customers.csv"), defText: "none", needs: []condition{bySource, atListeners(noTiers)},
+		field:    fieldOf(func(l *shaper.Limit) *string { return &l.ValuesFile }),
+		omitZero: true,
+		doc: "File with other values for the buckets of some sources: a line such as `source,rate,max_connections` with the names of the " +
+			"keys of `for`, and below a source or prefix with its values each, empty where they are those of the limit. Up to 200,000 lines. " +
+			"The longest prefix of a source decides, a line here before a group with the same. A change of the file takes effect within two " +
+			"seconds, without a reload; if a line is wrong, what was read before stays. Not `shared`.",
 	},
 	{
 		name: "block", typ: booleanType, def: "false",
@@ -287,7 +274,7 @@ var matchKeys = keys{
 		doc:   "`\"icmp\"`, which includes that of IPv6, is for attachments.",
 	},
 	{
-		name: "source", typ: arrayType(`prefix or address such as "192.0.2.0/24"`, stringType("prefix", "192.0.2.0/24", prefixPattern), parsePrefix, asText), defText: "all",
+		name: "source", typ: prefixesType, defText: "all",
 		field:   fieldOf(func(l *shaper.Limit) *[]netip.Prefix { return &l.Match.Source }),
 		ifEmpty: matchNone,
 		doc:     "Source addresses or prefixes.",
@@ -299,10 +286,16 @@ var matchKeys = keys{
 		doc:     "Destination addresses or prefixes; at attachments.",
 	},
 	{
-		name: "asn", typ: arrayType(`AS number such as 64500 or "AS64500"`, stringType("AS number", "AS64500", `^([aA][sS])?[0-9]+$`).orInteger(1, 1<<32-1), parseASN, asIs), defText: "all",
+		name: "asn", typ: asnsType, defText: "all",
 		field:   fieldOf(func(l *shaper.Limit) *[]uint32 { return &l.Match.ASN }),
 		ifEmpty: matchNone,
 		doc:     "AS numbers of source addresses; needs `[asn]` files.",
+	},
+	{
+		name: "group", typ: groupsType, defText: "all",
+		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Match.Group }),
+		ifEmpty: matchNone,
+		doc:     "Names of groups: sources in any of them.",
 	},
 	{
 		name: "port", typ: arrayType(`port such as 5432, or range such as "8000-8010"`, stringType("port", "5432", `^[0-9]+(-[0-9]+)?$`).orInteger(1, 65535), parsePorts, showPorts), defText: "all",

@@ -11,7 +11,11 @@ import (
 // suggestions returns the keys of t that an unknown key may mean.
 func (t table) suggestions(key string) []string {
 	known := t.keys.names()
-	if keys := filterKnown(synonyms[t.name][normalized(key)], known); len(keys) > 0 {
+	words := synonyms[t.name]
+	if strings.HasPrefix(t.name, "for.") {
+		words = synonymsInLimit
+	}
+	if keys := filterKnown(words[normalized(key)], known); len(keys) > 0 {
 		return keys
 	}
 	if near := Nearest(key, known); near != "" {

@@ -61,6 +61,16 @@ func (c *Config) Summary(l *shaper.Limit) string {
 	if l.MaxConnections != 0 && !l.InPacketPlane() || l.NewConnections.N != 0 {
 		parts = append(parts, "wait "+l.QueueTimeout.String())
 	}
+	if len(l.For) > 0 {
+		var names []string
+		for i := range l.For {
+			names = append(names, l.For[i].Group)
+		}
+		parts = append(parts, "other values for "+strings.Join(names, ", "))
+	}
+	if len(l.BySource) > 0 {
+		parts = append(parts, fmt.Sprintf("values of their own for %d prefixes", len(l.BySource)))
+	}
 	if l.Shared {
 		parts = append(parts, fmt.Sprintf("shared by %d hosts", c.Shared.Hosts))
 	}

@@ -179,6 +179,28 @@ func (t table) table(key string) (table, bool) {
 	return sub, true
 }
 
+// namedTables returns the table of tables under a key.
+func (t table) namedTables(key string) (table, bool) {
+	v, ok := t.values[key]
+	values, isTable := v.(map[string]any)
+	if ok && !isTable {
+		t.add(t.at.child(key), fmt.Sprintf("%s must be a table, not %s", key, kind(v)))
+	}
+	return table{t.report, key, t.keys.find(key).typ.keys, values, t.at.child(key)}, isTable
+}
+
+// namedTable returns one of the tables of t, which are under names, after a check of its keys.
+func (t table) namedTable(name string) (table, bool) {
+	values, ok := t.values[name].(map[string]any)
+	if !ok {
+		t.add(t.at.child(name), fmt.Sprintf("%s.%s must be a table, not %s", t.name, name, kind(t.values[name])))
+		return table{}, false
+	}
+	sub := table{t.report, t.name + "." + name, t.keys, values, t.at.child(name)}
+	sub.check()
+	return sub, true
+}
+
 // tables returns the tables of the array under a key, after a check of their keys.
 func (t table) tables(key string) []table {
 	v, ok := t.values[key]

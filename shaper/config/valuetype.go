@@ -45,7 +45,8 @@ const (
 	kindArray // array of elem, or a single elem
 	kindTable
 	kindStringOrTable
-	kindTables // [[...]]
+	kindTables      // [[...]]
+	kindNamedTables // table of tables with the same keys, under names of the user
 )
 
 // stringType returns a type of strings.
@@ -242,6 +243,11 @@ func asIs[T any](v T) any { return v }
 func asText[T fmt.Stringer](v T) any { return v.String() }
 
 func tableType(k keys) valueType { return valueType{kind: kindTable, desc: "table", keys: k} }
+
+// namedTablesType returns the type of tables with keys k under names such as example.
+func namedTablesType(example string, k keys) valueType {
+	return valueType{kind: kindNamedTables, desc: "table of tables by name, such as `" + example + "`", keys: k}
+}
 
 func tablesType(k keys) valueType { return valueType{kind: kindTables, desc: "tables", keys: k} }
 

@@ -1,0 +1,66 @@
+package config
+
+import (
+	"net/netip"
+
+	"shaperd.dev/shaperd/shaper"
+)
+
+var groupKeys = keys{
+	{
+		name: "name", typ: nameType, required: true,
+		field: fieldOf(func(g *Group) *string { return &g.Name }),
+		text:  noText,
+		doc:   "Unique.",
+	},
+	{
+		name: "source", typ: prefixesType, defText: "none",
+		field:   fieldOf(func(g *Group) *[]netip.Prefix { return &g.Source }),
+		ifEmpty: ": remove the key",
+		doc:     "Source addresses or prefixes.",
+	},
+	{
+		name: "asn", typ: asnsType, defText: "none",
+		field:   fieldOf(func(g *Group) *[]uint32 { return &g.ASN }),
+		ifEmpty: ": remove the key",
+		doc:     "AS numbers of source addresses; needs `[asn]` files.",
+	},
+	{
+		name: "file", typ: dataFileType("gold.txt"), defText: "none",
+		field: fieldOf(func(g *Group) *string { return &g.File }),
+		doc: "File with more addresses and prefixes, one a line, and comments after `#`. A change of it takes effect within two seconds, " +
+			"without a reload; if a line is wrong, the list that was read before stays. Paths are relative to the configuration file.",
+	},
+}
+
+// dataFileType is the type of a file with sources.
+func dataFileType(example string) valueType {
+	return textType("path", example, "", func(s string, _ any) (any, error) { return notEmpty(s) })
+}
+
+var (
+	prefixesType = arrayType(`prefix or address such as "192.0.2.0/24"`, stringType("prefix", "192.0.2.0/24", prefixPattern), parsePrefix, asText)
+	asnsType     = arrayType(`AS number such as 64500 or "AS64500"`, stringType("AS number", "AS64500", `^([aA][sS])?[0-9]+$`).orInteger(1, 1<<32-1), parseASN, asIs)
+	groupsType   = arrayType(`name of a group, such as "gold"`, stringType("name", "gold", ""), identity, asIs)
+)
+
+var exceptKeys = keys{
+	{
+		name: "group", typ: groupsType, defText: "none",
+		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Except.Group }),
+		ifEmpty: ": remove the key",
+		doc:     "Names of groups.",
+	},
+	{
+		name: "source", typ: prefixesType, defText: "none",
+		field:   fieldOf(func(l *shaper.Limit) *[]netip.Prefix { return &l.Except.Source }),
+		ifEmpty: ": remove the key",
+		doc:     "Source addresses or prefixes.",
+	},
+	{
+		name: "asn", typ: asnsType, defText: "none",
+		field:   fieldOf(func(l *shaper.Limit) *[]uint32 { return &l.Except.ASN }),
+		ifEmpty: ": remove the key",
+		doc:     "AS numbers of source addresses; needs `[asn]` files.",
+	},
+}
