@@ -72,10 +72,10 @@ func (a *admission) gateFor(i int, l *shaper.Limit, key shaper.Key) *gate {
 	if gt == nil {
 		state := a.policy.State(i)
 		a.lastGateID++
-		shape := a.policy.NewConnections(i)
+		shape := a.policy.NewConnectionsOf(i, &key)
 		gt = &gate{
 			pacing: pacing{key: key, whole: shape, shape: shape},
-			id:     a.lastGateID, state: state, policy: a.policy, quota: a.quotaFor(state), limit: l,
+			id:     a.lastGateID, state: state, policy: a.policy, quota: a.quotaFor(state), limit: a.policy.LimitFor(i, &key),
 		}
 		a.byKey[key] = gt
 		a.setCap(gt)
@@ -100,7 +100,7 @@ func (a *admission) refresh(gt *gate) {
 	was := gt.policy
 	gt.policy = a.policy
 	if i := a.policy.IndexOf(gt.state); i >= 0 {
-		gt.limit, gt.quota = a.policy.Limit(i), a.quotaFor(gt.state)
+		gt.limit, gt.quota = a.policy.LimitFor(i, &gt.key), a.quotaFor(gt.state)
 		a.setCap(gt)
 		if gt.lent != nil {
 			gt.lent.rename(was, a.policy)
@@ -109,7 +109,7 @@ func (a *admission) refresh(gt *gate) {
 		if !gt.limit.Algorithm.HasHistory() {
 			gt.history = gt.limit.ContinueHistory(gt.history, &gt.bucket, gt.shape, a.policySince)
 		}
-		a.sharing.reshape(&gt.pacing, nil, gt, a.policy.NewConnections(i), gt.limit.Shared, a.policySince)
+		a.sharing.reshape(&gt.pacing, nil, gt, a.policy.NewConnectionsOf(i, &gt.key), gt.limit.Shared, a.policySince)
 		gt.history = gt.limit.ContinueHistory(gt.history, &gt.bucket, gt.shape, a.policySince)
 	}
 }

@@ -103,7 +103,7 @@ func (sc *scheduler) refresh(q *queue, now leaky.Time) {
 		return // the limit was removed; connections of removed listeners keep it
 	}
 	l := policy.Limit(i)
-	changed := sc.sharing.reshape(&q.pacing, q, nil, policy.Shape(i), l.Shared, now)
+	changed := sc.sharing.reshape(&q.pacing, q, nil, policy.ShapeOf(i, &q.key), l.Shared, now)
 	if q.observes && !l.Observe {
 		q.bucket.CapToBurst(q.shape, now)
 	}
