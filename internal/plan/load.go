@@ -40,7 +40,10 @@ func LoadFiles(files *config.Files, opening func(path string)) (*Plan, error) {
 			return nil, c.ASNError(err)
 		}
 	}
-	return p, nil
+	if p.data, err = readData(c, nil, opening); err != nil {
+		return nil, err
+	}
+	return p, p.fill()
 }
 
 // Errors returns the errors of loading the configuration at path, one by one. One that

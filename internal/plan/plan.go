@@ -20,8 +20,11 @@ type Plan struct {
 	files   *config.Files
 	old     []string       // paths of saved overrides with keys of an earlier version
 	asns    *asn.Table     // nil when the configuration names no files
+	data    *Data          // that the configuration names
 	blocks  []shaper.Limit // limits that implement the blocks of operators
 	observe bool           // all limits of config only observe
+
+	bySource [][]shaper.SourceValues // by limit of the configuration
 }
 
 func newPlan(files *config.Files, c *config.Config) *Plan {
@@ -37,17 +40,17 @@ func (p *Plan) With(overrides []config.Override, blocks []shaper.Limit, bypass b
 	}
 	changed := newPlan(p.files, c)
 	changed.old = p.old
-	changed.asns, changed.blocks = p.asns, blocks
+	changed.asns, changed.data, changed.blocks = p.asns, p.data, blocks
 	changed.observe = changed.observe || bypass
-	return changed, nil
+	return changed, changed.fill()
 }
 
 // Compile builds the policy of p for s.
 func (p *Plan) Compile(s *shaper.Shaper) (*shaper.Policy, error) {
-	policy, err := s.Compile(slices.Concat(p.Config.Limits, p.blocks), p.Config.Listen, p.Config.Attach, p.asns, p.observe)
+	policy, err := s.Compile(p.limits(), p.Config.Listen, p.Config.Attach, p.asns, p.observe, p.groups()...)
 	var at *shaper.LimitError
 	if errors.As(err, &at) {
-		return nil, p.Config.Error(at.Limit, at.Key, at.Msg)
+		return nil, p.Config.Error(at.Limit, at.Key, at.Key+": "+at.Msg)
 	}
 	if err != nil {
 		return nil, err

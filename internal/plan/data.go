@@ -1,0 +1,209 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
+)
+
+// Data has the contents of the files with sources that a configuration names: those of groups, and those with values of limits.
+// It is not modified.
+type Data struct {
+	files map[string]dataFile // by path
+}
+
+// dataFile is a file as it was read.
+type dataFile struct {
+	version  fileVersion
+	prefixes []netip.Prefix       // of a group; nil if no group names it
+	values   *config.SourceValues // nil if no limit names it
+}
+
+// fileVersion changes when a file does. It is comparable.
+type fileVersion struct {
+	device, inode uint64
+	size          int64
+	changed       syscall.Timespec
+}
+
+// kinds returns what the files are that c names, by path.
+func kinds(c *config.Config) map[string]dataKind {
+	all := map[string]dataKind{}
+	for _, g := range c.Groups {
+		if g.File != "" {
+			all[g.File] |= ofGroup
+		}
+	}
+	for i := range c.Limits {
+		if path := c.Limits[i].ValuesFile; path != "" {
+			all[path] |= withValues
+		}
+	}
+	return all
+}
+
+type dataKind uint8
+
+const (
+	ofGroup dataKind = 1 << iota
+	withValues
+)
+
+// readData reads the files that c names. Those that have not changed since old was read are taken from there.
+func readData(c *config.Config, old *Data, opening func(path string)) (*Data, error) {
+	d := &Data{files: map[string]dataFile{}}
+	of := kinds(c)
+	var mistakes config.Errors
+	for _, path := range slices.Sorted(maps.Keys(of)) {
+		if opening != nil {
+			opening(path)
+		}
+		var had dataFile
+		if old != nil {
+			had = old.files[path]
+		}
+		f, err := readDataFile(path, of[path], had)
+		var all config.Errors
+		switch {
+		case errors.As(err, &all):
+			mistakes = append(mistakes, all...)
+		case err != nil:
+			mistakes = append(mistakes, c.SourceFileError(path, err))
+		default:
+			d.files[path] = f
+		}
+	}
+	if len(mistakes) > 0 {
+		return nil, mistakes
+	}
+	return d, nil
+}
+
+func readDataFile(path string, kind dataKind, had dataFile) (f dataFile, err error) {
+	in, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return f, err
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return f, err
+	}
+	if !info.Mode().IsRegular() {
+		return f, fmt.Errorf("%s: not a regular file (%s)", path, info.Mode())
+	}
+	f.version = versionOf(info)
+	if f.version == had.version && (had.prefixes != nil) == (kind&ofGroup != 0) && (had.values != nil) == (kind&withValues != 0) {
+		return had, nil
+	}
+	text, err := io.ReadAll(io.LimitReader(in, config.MaxSourceFile+1))
+	switch {
+	case err != nil:
+		return f, err
+	case len(text) > config.MaxSourceFile:
+		return f, fmt.Errorf("%s: larger than %d MiB", path, config.MaxSourceFile>>20)
+	}
+	if kind&ofGroup != 0 {
+		if f.prefixes, err = config.ParseGroup(path, string(text)); err != nil {
+			return f, err
+		}
+		f.prefixes = append([]netip.Prefix{}, f.prefixes...) // not nil
+	}
+	if kind&withValues != 0 {
+		f.values, err = config.ParseValues(path, string(text))
+	}
+	return f, err
+}
+
+func versionOf(info os.FileInfo) fileVersion {
+	s := info.Sys().(*syscall.Stat_t)
+	return fileVersion{device: s.Dev, inode: s.Ino, size: s.Size, changed: s.Ctim}
+}
+
+// Versions returns what the versions of the files with sources are now that p names, as one text, which changes when one of them
+// does. It stays in a system call while their file system does not answer.
+func (p *Plan) Versions() string {
+	text := ""
+	for _, path := range slices.Sorted(maps.Keys(kinds(p.Config))) {
+		info, err := os.Stat(path)
+		if err != nil {
+			text += fmt.Sprintln(path, err)
+			continue
+		}
+		text += fmt.Sprintln(path, versionOf(info))
+	}
+	return text
+}
+
+// ReadVersions returns what [Plan.Versions] would return if no file had changed since they were read.
+func (p *Plan) ReadVersions() string {
+	text := ""
+	for _, path := range slices.Sorted(maps.Keys(p.data.files)) {
+		text += fmt.Sprintln(path, p.data.files[path].version)
+	}
+	return text
+}
+
+// SourceFiles returns the paths of the files with sources that p names.
+func (p *Plan) SourceFiles() []string { return slices.Sorted(maps.Keys(p.data.files)) }
+
+// Reread returns p with the files with sources as they are now. The error is a [config.Errors].
+func (p *Plan) Reread() (*Plan, error) {
+	data, err := readData(p.Config, p.data, nil)
+	if err != nil {
+		return nil, err
+	}
+	c := *p
+	c.data = data
+	return &c, c.fill()
+}
+
+// SameFiles reports whether p and q are of the same configuration files.
+func (p *Plan) SameFiles(q *Plan) bool { return p.files == q.files }
+
+// fill computes the values of sources under the limits of p.
+func (p *Plan) fill() error {
+	p.bySource = nil
+	for i := range p.Config.Limits {
+		l := &p.Config.Limits[i]
+		var values []shaper.SourceValues
+		if l.ValuesFile != "" {
+			var err error
+			if values, err = p.data.files[l.ValuesFile].values.For(l); err != nil {
+				return err
+			}
+		}
+		p.bySource = append(p.bySource, values)
+	}
+	return nil
+}
+
+// groups returns the groups of p with the sources in their files.
+func (p *Plan) groups() (all []shaper.Group) {
+	for _, g := range p.Config.Groups {
+		if g.File != "" {
+			g.Source = slices.Concat(g.Source, p.data.files[g.File].prefixes)
+		}
+		all = append(all, g.Group)
+	}
+	return all
+}
+
+// limits returns the limits of p with the values of sources.
+func (p *Plan) limits() []shaper.Limit {
+	all := slices.Clone(p.Config.Limits)
+	for i := range all {
+		all[i].BySource = p.bySource[i]
+	}
+	return slices.Concat(all, p.blocks)
+}
