@@ -10,11 +10,12 @@ type Status struct {
 	Started time.Time `json:"started"`
 	Now     time.Time `json:"now"`
 
-	State       string  `json:"state"` // "running", "stopping"
-	Mode        string  `json:"mode"`  // "enforce", "observe": as configured
-	Bypass      *Bypass `json:"bypass,omitempty"`
-	Conformance string  `json:"conformance"`           // "conformant", "violated": over the last minute
-	StateError  string  `json:"state_error,omitempty"` // why runtime changes could not be saved: a restart loses them, or restores outdated ones
+	State        string   `json:"state"` // "running", "stopping"
+	Mode         string   `json:"mode"`  // "enforce", "observe": as configured
+	Bypass       *Bypass  `json:"bypass,omitempty"`
+	Conformance  string   `json:"conformance"`             // "conformant", "violated": over the last minute
+	SourceErrors []string `json:"source_errors,omitempty"` // mistakes in files of groups or with values as they are now: what was read before is effective
+	StateError   string   `json:"state_error,omitempty"`   // why runtime changes could not be saved: a restart loses them, or restores outdated ones
 
 	EndpointErrors []string     `json:"endpoint_errors,omitempty"` // why the metrics or the dashboard are not served
 	Reload         ReloadStatus `json:"reload"`
@@ -321,6 +322,7 @@ type Explanation struct {
 	ASN         uint32        `json:"asn,omitempty"`
 	ASName      string        `json:"as_name,omitempty"`
 	Limits      []LimitBucket `json:"limits"` // in the order in which they apply
+	Exempt      []string      `json:"exempt,omitempty"` // limits that would apply if they did not except the source
 	Bottlenecks []Bottleneck  `json:"bottlenecks"`
 	Verdict     string        `json:"verdict"` // "pass", "delay", "refuse": of a unit that arrives now
 	Reason      string        `json:"reason"`
@@ -345,11 +347,12 @@ type FlowQuota struct {
 type LimitBucket struct {
 	Limit     string  `json:"limit"`
 	Key       string  `json:"key"`
-	Direction string  `json:"direction"`          // "to-downstream", "from-downstream", "both", "ingress", "egress"
-	Summary   string  `json:"summary"`            // effective values in words
-	Mode      string  `json:"mode"`               // "enforce", "observe"
-	SlotFor   string  `json:"slot_for,omitempty"` // see [Limit]
-	Shed      float64 `json:"shed,omitempty"`     // part of new connections that the limit refuses now
+	Direction string  `json:"direction"`            // "to-downstream", "from-downstream", "both", "ingress", "egress"
+	Summary   string  `json:"summary"`              // effective values in words
+	Mode      string  `json:"mode"`                 // "enforce", "observe"
+	OwnValues bool    `json:"own_values,omitempty"` // the summary has values of this source, others than those of the limit
+	SlotFor   string  `json:"slot_for,omitempty"`   // see [Limit]
+	Shed      float64 `json:"shed,omitempty"`       // part of new connections that the limit refuses now
 	Bucket    *Bucket `json:"bucket,omitempty"`
 
 	Shared *LimitShare `json:"shared,omitempty"` // of the bucket, what this host may use now: hosts share the limit

@@ -192,6 +192,7 @@ func (c *Collector) collectOverrides(to sink) {
 		keys += len(o.Set)
 	}
 	to.gauge(bypassOn, boolValue(s.Bypass != nil))
+	to.gauge(sourceErrors, float64(len(s.SourceErrors)))
 	to.gauge(stateSaveFailed, boolValue(s.StateError != ""))
 	to.gauge(overriddenKeys, float64(keys))
 	to.gauge(blockedPrefixes, float64(len(s.Blocks)))

@@ -84,6 +84,7 @@ var (
 	bypassOn        = desc("bypass", "1 while bypass is on: every limit observes.")
 	overriddenKeys  = desc("overrides", "Number of limit keys that operators override at runtime.")
 	blockedPrefixes = desc("blocked_prefixes", "Number of blocked source prefixes.")
+	sourceErrors    = desc("source_file_errors", "Mistakes in files of groups, or with values of limits, as they are now: what was read before is effective.")
 	stateSaveFailed = desc("state_save_failed", "1 if runtime changes of operators could not be saved: a restart loses them, or restores outdated ones.")
 	logDropped      = desc("log_records_dropped_total", "Log records dropped because the writer was blocked.")
 	buildInfo       = desc("build_info", "Constant 1, labeled with the versions of the daemon and of Go.", "version", "goversion")

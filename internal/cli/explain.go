@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -93,6 +94,9 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Ques
 		fmt.Fprint(e.stdout, ", unknown AS")
 	}
 	fmt.Fprintln(e.stdout)
+	if text := exemptText(x.Exempt); text != "" {
+		fmt.Fprintln(e.stdout, text)
+	}
 	if len(x.Limits) == 0 {
 		fmt.Fprintln(e.stdout, "No limit matches.")
 		return nil
@@ -101,7 +105,7 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Ques
 	w := tabwriter.NewWriter(e.stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "LIMIT\tBUCKET\tDIRECTION\tLIMITS\tMODE")
 	for _, l := range x.Limits {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Limit, l.Key, l.Direction, l.Summary, l.Mode)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Limit, l.Key, l.Direction, ownSummary(l), l.Mode)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -169,6 +173,9 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 		p.Line("%s", p.Red(unavailableText(x.Listener, x.Unavailable)))
 	}
 	printFlowQuota(p, x.Flows)
+	if text := exemptText(x.Exempt); text != "" {
+		p.Line("%s", text)
+	}
 	switch {
 	case len(x.Limits) == 0 && x.Flows != nil && x.Flows.Full != "":
 		p.Line("No limit matches.")
@@ -192,6 +199,26 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 		p.Line("")
 		p.Table(connectionsTable(x.Connections))
 	}
+}
+
+// exemptText says which limits except a source, or is "".
+func exemptText(limits []string) string {
+	var names []string
+	for _, name := range limits {
+		names = append(names, strconv.Quote(name))
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return "Excepted from limit " + api.Printable(strings.Join(names, ", ")) + "."
+}
+
+// ownSummary is the summary of l, with a note if it has values of the source.
+func ownSummary(l api.LimitBucket) string {
+	if l.OwnValues {
+		return l.Summary + " (of this source)"
+	}
+	return l.Summary
 }
 
 // printFlowQuota prints the number of UDP flows, and whether another one is possible.
@@ -255,7 +282,7 @@ func verdictText(x api.Explanation) string {
 func bucketsTable(limits []api.LimitBucket) *term.Table {
 	t := term.NewTable("LIMIT", "BUCKET", "DIRECTION", "LIMITS", "MODE", ">BACKLOG", ">QUEUED", ">NEXT IN", ">IN FLIGHT", ">WAITING")
 	for _, l := range limits {
-		row := []string{api.Printable(l.Limit), api.Printable(l.Key), api.Printable(l.Direction), api.Printable(l.Summary), api.Printable(l.Mode), "-", "-", "-", "-", "-"}
+		row := []string{api.Printable(l.Limit), api.Printable(l.Key), api.Printable(l.Direction), api.Printable(ownSummary(l)), api.Printable(l.Mode), "-", "-", "-", "-", "-"}
 		if b := l.Bucket; b != nil {
 			copy(row[5:], []string{backlogText(b), fmt.Sprint(b.Queued), term.Seconds(b.NextDeparture), fmt.Sprint(b.InFlight), fmt.Sprint(b.Waiting)})
 		}

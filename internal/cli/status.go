@@ -180,6 +180,9 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 	if s.Bypass != nil {
 		p.Line("%s", p.Red(bypassText(s)))
 	}
+	for _, why := range s.SourceErrors {
+		p.Line("%s", p.Red("OLD SOURCES are in use, as a file has a mistake: "+api.Printable(why)))
+	}
 	if s.StateError != "" {
 		p.Line("%s", p.Red(unsavedText(s)))
 	}

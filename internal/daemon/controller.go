@@ -189,6 +189,7 @@ func (s *server) Describe(to *api.Status) {
 			to.StateError = err.Error()
 		}
 	}
+	to.SourceErrors = s.sources.mistakes()
 	w.describe(to)
 	for i := range to.Listeners {
 		for j := range l.Config.Listen {

@@ -98,6 +98,7 @@ type server struct {
 	plane          *packetPlane
 	group          *group
 	reader         *configReader
+	sources        sourceWatch
 	saver          *saver // nil without a state file
 	migrated       bool   // restored overrides had keys of an earlier version
 	store          fdStore
@@ -170,6 +171,7 @@ func (s *server) serve(ctx context.Context) error {
 	}
 	notify(sd.SdNotifyReady)
 	go shedding.Run(ctx, s.shaper, s.proxy, s.log)
+	go s.watchSources(ctx)
 
 	watchdog := startWatchdog(ctx, s.alive)
 	defer watchdog()

@@ -48,7 +48,8 @@ func (s *server) addBuckets(x *explain.Explanation, p *shaper.Policy) {
 	}
 	n := 0
 	for i := range x.Route.Limits().All {
-		l, at := p.Limit(i), &x.Limits[n]
+		key := p.Key(i, &x.Flow, x.Route)
+		l, at := p.LimitFor(i, &key), &x.Limits[n]
 		n++
 		if l.Block {
 			if at.Mode == shaper.Enforce.String() {

@@ -43,18 +43,24 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 		x.ASN = p.ASN(q.Source)
 	}
 	x.ASName = p.ASName(x.ASN)
+	for i := range p.Exempt(f).All {
+		x.Exempt = append(x.Exempt, p.Limit(i).Name)
+	}
 	for i := range x.Route.Limits().All {
-		l := p.Limit(i)
+		key := p.Key(i, f, x.Route)
+		l := p.LimitFor(i, &key)
 		direction, observe := l.Direction.String(), l.Observe
 		if x.Attach != nil {
 			direction, observe = x.Attach.Direction.String(), l.Observe || x.Attach.Observe && !l.Always
 		}
+		own := *l // without those of others
+		own.For, own.BySource = nil, nil
 		slotFor := ""
 		if l.SlotFor.InTurns() {
 			slotFor = l.SlotFor.String()
 		}
 		x.Limits = append(x.Limits, api.LimitBucket{
-			SlotFor: slotFor, Limit: l.Name, Key: p.Describe(i, f, x.Route), Direction: direction, Summary: c.Summary(l), Mode: shaper.Mode(observe).String(),
+			SlotFor: slotFor, OwnValues: l.Values() != p.Limit(i).Values(), Limit: l.Name, Key: p.Describe(i, f, x.Route), Direction: direction, Summary: c.Summary(&own), Mode: shaper.Mode(observe).String(),
 		})
 	}
 	x.findBottlenecks(p)
@@ -122,11 +128,15 @@ func findAttachment(c *config.Config, p *shaper.Policy, q *Question) (*shaper.At
 // findBottlenecks finds, for each limited quantity, the limit that a source which sends ever
 // more reaches first.
 func (x *Explanation) findBottlenecks(p *shaper.Policy) {
+	limitOf := func(i int) *shaper.Limit {
+		key := p.Key(i, &x.Flow, x.Route)
+		return p.LimitFor(i, &key)
+	}
 	least := func(what string, set shaper.Set, value func(*shaper.Limit) float64) {
 		best := -1
 		for i := range set.All {
-			l := p.Limit(i)
-			if v := value(l); !l.Observe && v > 0 && (best < 0 || v < value(p.Limit(best))) {
+			l := limitOf(i)
+			if v := value(l); !l.Observe && v > 0 && (best < 0 || v < value(limitOf(best))) {
 				best = i
 			}
 		}

@@ -1,0 +1,121 @@
+package cli
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"shaperd.dev/shaperd/internal/testutil"
+)
+
+// TestSources changes the files of a group and with values under a running daemon: they take effect without a reload, and one with a
+// mistake leaves what was read before.
+func TestSources(t *testing.T) {
+	t.Parallel()
+	listen := testutil.FreeAddr(t, "tcp")
+	config := writeConfig(t, "", `
+[daemon]
+metrics = ""
+dashboard = ""
+pin_path = "/nowhere/pins"
+[[listen]]
+name = "db"
+address = ["tcp://`+listen+`"]
+downstream = ["`+testutil.ServeTCP(t, testutil.Echo)+`"]
+[[group]]
+name = "monitoring"
+source = ["127.0.0.9"]
+file = "monitoring.txt"
+[[group]]
+name = "gold"
+source = ["127.0.1.0/24"]
+[[limit]]
+name = "per-source"
+key = ["source"]
+max_connections = 1
+queue_timeout = "0s"
+except.group = "monitoring"
+for.gold = { max_connections = 3 }
+values = "customers.csv"
+`)
+	folder := filepath.Dir(config)
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("monitoring.txt", "127.0.0.10\n")
+	if _, out, err := command(t, "check", config); err == nil || !strings.Contains(out, `:24:1: values: open `+folder+`/customers.csv: no such file`) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	write("customers.csv", "source,max_connections\n127.0.0.2,2\n127.0.1.7,4\n127.0.0.3,\n")
+	d := startControlled(t, config)
+
+	// open returns how many connections of a source there can be at once, up to 8.
+	open := func(source string) (n int) {
+		t.Helper()
+		var all []net.Conn
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+		for range 8 {
+			c, err := dialer.DialContext(context.Background(), "tcp", listen)
+			if err != nil {
+				break
+			}
+			all = append(all, c)
+			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+			if ping(c) != nil {
+				break
+			}
+			n++
+		}
+		for _, c := range all {
+			c.Close()
+		}
+		testutil.WaitFor(t, "the connections to end", func() bool {
+			out, err := d.verb("connections")
+			return err == nil && !strings.Contains(out, source+":")
+		})
+		return n
+	}
+	expect := func(want map[string]int) {
+		t.Helper()
+		for source, n := range want {
+			if got := open(source); got != n {
+				t.Errorf("%s has %d connections at once, want %d", source, got, n)
+			}
+		}
+	}
+	expect(map[string]int{"127.0.0.1": 1, "127.0.0.2": 2, "127.0.0.3": 1, "127.0.0.9": 8, "127.0.0.10": 8, "127.0.1.1": 3, "127.0.1.7": 4})
+	d.must("explain --source 127.0.0.9 --to tcp/"+port(listen), `Excepted from limit "per-source".`, "No limit matches")
+	d.must("explain --source 127.0.1.7 --to tcp/"+port(listen), "4 connections, wait 0s (of this source)")
+	d.must("explain --source 127.0.0.1 --to tcp/"+port(listen), "1 connections, wait 0s ")
+	d.must("limits per-source", "1 connections, wait 0s, other values for gold, values of their own for 3 prefixes; one bucket per source")
+	if out, _, err := command(t, "explain", "--config", config, "--source", "127.0.0.2", "--to", "tcp/" + port(listen)); err != nil || !strings.Contains(out, "2 connections, wait 0s (of this source)") {
+		t.Errorf("%v\n%s", err, out)
+	}
+
+	begin := time.Now()
+	write("monitoring.txt", "# nobody\n127.0.0.2\n")
+	d.waitLog("sources read again")
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("a change took effect after %v", took)
+	}
+	expect(map[string]int{"127.0.0.2": 8, "127.0.0.10": 1})
+	write("customers.csv", "source,max_connections\n127.0.0.1,5\n127.0.0.2/33,2\n")
+	d.waitLog("customers.csv:3:1")
+	d.must("status", "OLD SOURCES are in use, as a file has a mistake: "+folder+"/customers.csv:3:1: ")
+	expect(map[string]int{"127.0.0.1": 1, "127.0.1.7": 4})
+	write("customers.csv", "source,max_connections\n127.0.0.1,5\n")
+	testutil.WaitFor(t, "the mistake to be gone", func() bool {
+		out, err := d.verb("status")
+		return err == nil && !strings.Contains(out, "OLD SOURCES")
+	})
+	expect(map[string]int{"127.0.0.1": 5, "127.0.1.7": 3})
+	d.must("set limit per-source max_connections=2")
+	expect(map[string]int{"127.0.0.1": 5, "127.0.0.3": 2})
+}
