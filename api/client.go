@@ -178,9 +178,9 @@ func (c *Client) SetLimit(ctx context.Context, name string, s SetLimit) (l Limit
 	return l, err
 }
 
-// UnsetLimit removes the override of a limit, or of some of its keys, and returns the limit.
-func (c *Client) UnsetLimit(ctx context.Context, name string, keys ...string) (l Limit, err error) {
-	err = c.call(ctx, responseTimeout, http.MethodDelete, limitPath(name)+"/override", query("keys", strings.Join(keys, ",")), nil, &l)
+// UnsetLimit removes the override of a limit, or with a source the one of these sources, or of some of its keys, and returns the limit.
+func (c *Client) UnsetLimit(ctx context.Context, name, source string, keys ...string) (l Limit, err error) {
+	err = c.call(ctx, responseTimeout, http.MethodDelete, limitPath(name)+"/override", query("source", source, "keys", strings.Join(keys, ",")), nil, &l)
 	return l, err
 }
 

@@ -80,7 +80,7 @@ func TestClientRequests(t *testing.T) {
 			_, err := c.SetLimit(ctx, "a", SetLimit{Set: map[string]string{"rate": "1MB/s"}, Duration: 60})
 			return err
 		}},
-		{"DELETE /v1/limits/a/override?", "{}", func(ctx context.Context) error { _, err := c.UnsetLimit(ctx, "a"); return err }},
+		{"DELETE /v1/limits/a/override?", "{}", func(ctx context.Context) error { _, err := c.UnsetLimit(ctx, "a", ""); return err }},
 		{"GET /v1/blocks?", "[]", func(ctx context.Context) error { _, err := c.Blocks(ctx); return err }},
 		{`POST /v1/blocks? {"prefix":"192.0.2.0/24","duration_seconds":1.5}`, "", func(ctx context.Context) error {
 			return c.Block(ctx, SetBlock{Prefix: "192.0.2.0/24", Duration: 1.5})

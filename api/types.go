@@ -51,6 +51,7 @@ type ReloadStatus struct {
 // Override is a set of values that an operator changed in a limit at runtime.
 type Override struct {
 	Limit       string            `json:"limit"`
+	Source      string            `json:"source,omitempty"` // prefix of the sources whose buckets alone have these values; without it all
 	Set         map[string]string `json:"set"` // values by configuration key
 	Since       time.Time         `json:"since"`
 	Until       *time.Time        `json:"until,omitempty"`        // end; without it, until it is removed
@@ -321,7 +322,7 @@ type Explanation struct {
 	Attachment  string        `json:"attachment,omitempty"`
 	ASN         uint32        `json:"asn,omitempty"`
 	ASName      string        `json:"as_name,omitempty"`
-	Limits      []LimitBucket `json:"limits"` // in the order in which they apply
+	Limits      []LimitBucket `json:"limits"`           // in the order in which they apply
 	Exempt      []string      `json:"exempt,omitempty"` // limits that would apply if they did not except the source
 	Bottlenecks []Bottleneck  `json:"bottlenecks"`
 	Verdict     string        `json:"verdict"` // "pass", "delay", "refuse": of a unit that arrives now
@@ -402,8 +403,9 @@ type Live struct {
 // Requests that change something. They require the role "admin".
 
 // SetLimit is the body of PATCH /v1/limits/{limit}. DELETE /v1/limits/{limit}/override
-// removes the override.
+// removes the override, with ?source= that of these sources.
 type SetLimit struct {
+	Source      string            `json:"source,omitempty"`           // prefix of the sources whose buckets alone get these values; without it all
 	Set         map[string]string `json:"set"`                        // values by configuration key: {"rate": "20Mbit/s"}
 	Duration    float64           `json:"duration_seconds,omitempty"` // without it, until it is removed
 	UntilReload bool              `json:"until_reload,omitempty"`     // ends with the next reload; not with a duration

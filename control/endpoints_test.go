@@ -217,6 +217,7 @@ var endpoints = map[string]endpoint{
 			invalidBodies(), ask{body: setRate, code: 200}, unknownLimit.with(setRate), rejected.with(setRate), daemonFails.with(setRate), whileStopping.with(setRate),
 			ask{body: `{"set":{"rate":"1MB/s"},"until_reload":true}`, code: 200},
 			ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":1,"until_reload":true}`, code: 400, fine: true},
+			ask{body: `{"source":"192.0.2.0/24","set":{"rate":"1MB/s"}}`, code: 200}, ask{body: `{"source":"192.0.2.1/24","set":{"rate":"1MB/s"}}`, code: 400, fine: true},
 			ask{body: `{"set":{}}`, code: 400}, ask{body: `{"set":{"rate":1}}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":-1}`, code: 400},
 			ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":1e10}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":1e999}`, code: 400},
 			ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":NaN}`, code: 400}, ask{body: `{"set":{"rate":"1MB/s"},"duration_seconds":"1m"}`, code: 400},
@@ -224,9 +225,12 @@ var endpoints = map[string]endpoint{
 		),
 	},
 	"DELETE /v1/limits/{limit}/override": {
-		says: "Remove the override of a limit", answer: api.Limit{}, errors: []int{404, 422, 500, 503},
-		query: map[string]param{"keys": text("Keys to remove, separated by commas; without it, all.")},
-		asks:  []ask{{code: 200}, {at: "?keys=rate,burst", code: 200}, unknownLimit, rejected, daemonFails, whileStopping},
+		says: "Remove the override of a limit", answer: api.Limit{}, errors: []int{400, 404, 422, 500, 503},
+		query: map[string]param{
+			"keys":   text("Keys to remove, separated by commas; without it, all."),
+			"source": text("Prefix of the sources whose values alone were overridden."),
+		},
+		asks: []ask{{code: 200}, {at: "?keys=rate,burst", code: 200}, {at: "?source=192.0.2.0/24", code: 200}, {at: "?source=192.0.2", code: 400, fine: true}, unknownLimit, rejected, daemonFails, whileStopping},
 	},
 	"POST /v1/blocks": {
 		says: "Block a source prefix", body: api.SetBlock{}, answer: []api.Block{}, errors: []int{400, 413, 422, 500, 503},

@@ -43,11 +43,11 @@ func (d *fakeDaemon) Explain(q ExplainRequest) (api.Explanation, error) {
 	return x, d.record("explain")
 }
 
-func (d *fakeDaemon) SetLimit(_ context.Context, limit string, _ map[string]string, _ time.Duration, _ bool) error {
+func (d *fakeDaemon) SetLimit(_ context.Context, limit string, _ netip.Prefix, _ map[string]string, _ time.Duration, _ bool) error {
 	return d.record("set " + limit)
 }
 
-func (d *fakeDaemon) UnsetLimit(_ context.Context, limit string, _ []string) error {
+func (d *fakeDaemon) UnsetLimit(_ context.Context, limit string, _ netip.Prefix, _ []string) error {
 	return d.record("unset " + limit)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -138,15 +139,35 @@ func (a *handlers) setLimit(w http.ResponseWriter, q *http.Request) {
 		badRequest(w, "duration_seconds and until_reload are mutually exclusive")
 		return
 	}
-	if _, i := a.findLimit(w, q); i < 0 || writeError(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), s.Set, d, s.UntilReload)) {
+	sources, ok := sourcesOf(w, s.Source)
+	if !ok {
+		return
+	}
+	if _, i := a.findLimit(w, q); i < 0 || writeError(w, a.Daemon.SetLimit(q.Context(), q.PathValue("limit"), sources, s.Set, d, s.UntilReload)) {
 		return
 	}
 	a.getLimit(w, q)
 }
 
+// sourcesOf parses the sources of an override; "" is all of them, an invalid prefix.
+func sourcesOf(w http.ResponseWriter, text string) (p netip.Prefix, ok bool) {
+	if text == "" {
+		return p, true
+	}
+	p, err := shaper.ParsePrefix(text)
+	if err != nil {
+		badRequest(w, "source: %q %v", text, err)
+	}
+	return p, err == nil
+}
+
 func (a *handlers) unsetLimit(w http.ResponseWriter, q *http.Request) {
 	keys := strings.FieldsFunc(q.URL.Query().Get("keys"), func(r rune) bool { return r == ',' })
-	if _, i := a.findLimit(w, q); i < 0 || writeError(w, a.Daemon.UnsetLimit(q.Context(), q.PathValue("limit"), keys)) {
+	sources, ok := sourcesOf(w, q.URL.Query().Get("source"))
+	if !ok {
+		return
+	}
+	if _, i := a.findLimit(w, q); i < 0 || writeError(w, a.Daemon.UnsetLimit(q.Context(), q.PathValue("limit"), sources, keys)) {
 		return
 	}
 	a.getLimit(w, q)

@@ -97,8 +97,8 @@ type Daemon interface {
 	Shared() api.Shared
 	AddLedger(*api.Shared)
 
-	SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration, untilReload bool) error
-	UnsetLimit(ctx context.Context, limit string, keys []string) error // without keys, all of them
+	SetLimit(ctx context.Context, limit string, sources netip.Prefix, set map[string]string, d time.Duration, untilReload bool) error
+	UnsetLimit(ctx context.Context, limit string, sources netip.Prefix, keys []string) error // without keys, all of them
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
 	Unblock(ctx context.Context, p netip.Prefix) error
 	Bypass(ctx context.Context, on bool, d time.Duration) error

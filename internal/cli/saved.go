@@ -246,7 +246,7 @@ func saveLimit(ctx context.Context, e env, path, name string, set map[string]str
 	is, err := c.Limit(ctx, name)
 	for key := range set {
 		if err == nil && is.Override[key] != "" {
-			is, err = c.UnsetLimit(ctx, name, key)
+			is, err = c.UnsetLimit(ctx, name, "", key)
 		}
 	}
 	if err != nil {

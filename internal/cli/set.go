@@ -36,7 +36,7 @@ func setLimitCommand(e env) *cobra.Command {
 	var forTime durationFlag
 	var untilReload bool
 	var save bool
-	var file string
+	var file, source string
 	cmd := &cobra.Command{
 		Use:   "limit LIMIT KEY=VALUE...",
 		Short: "Override keys of a limit",
@@ -46,10 +46,14 @@ or with "shaperd unset limit". Without --until-reload it survives reloads, and r
 when "run" has --state. When the time of --for has passed, the previous override is
 effective again. Buckets keep their backlog: a higher rate causes no burst.
 
+With --source only the buckets of these sources have the values, as with "values" in the
+configuration; limits have buckets of sources with "source" in their key.
+
 With --save, which requires root, the override is written to a file in the conf.d directory
 next to the configuration, and the daemon reloads. "shaperd unset limit --saved" removes
 that file.`,
 		Example: `  shaperd set limit per-source rate=20Mbit/s --for 10m
+  shaperd set limit per-source rate=50Mbit/s --source 192.0.2.7 --for 1h
   shaperd set limit database max_connections=50 queue_timeout=5s --save`,
 		Annotations:       changeAnnotations,
 		Args:              wantArgs("LIMIT", "KEY=VALUE..."),
@@ -69,12 +73,16 @@ that file.`,
 			if save && (forTime != 0 || untilReload) {
 				return usageError{errors.New("--save is permanent: it cannot be combined with --for or --until-reload")}
 			}
+			if save && source != "" {
+				return usageError{errors.New("--save is for all sources: write values of some into a file that values of the limit names")}
+			}
 			if save {
 				return saveLimit(cmd.Context(), e, file, args[0], set)
 			}
-			return setLimit(cmd.Context(), e, args[0], api.SetLimit{Set: set, Duration: forTime.seconds(), UntilReload: untilReload})
+			return setLimit(cmd.Context(), e, args[0], api.SetLimit{Source: source, Set: set, Duration: forTime.seconds(), UntilReload: untilReload})
 		},
 	}
+	cmd.Flags().StringVar(&source, "source", "", "only for the buckets of this source `prefix`")
 	addSetFlags(cmd, &forTime, &untilReload)
 	cmd.Flags().BoolVar(&save, "save", false, "write the override to a file in conf.d, and reload")
 	addConfigFlag(cmd, &file)
@@ -106,10 +114,18 @@ func setLimit(ctx context.Context, e env, name string, s api.SetLimit) error {
 		}
 		for _, o := range status.Overrides {
 			if o.Limit == name {
-				p.Line("set  %s, %s", formatOverrides(o.Set), overrideUntil(o, status.Now))
+				p.Line("set  %s, %s", overrideText(o), overrideUntil(o, status.Now))
 			}
 		}
 	})
+}
+
+// overrideText describes what an override sets.
+func overrideText(o api.Override) string {
+	if o.Source != "" {
+		return formatOverrides(o.Set) + " for " + api.Printable(o.Source)
+	}
+	return formatOverrides(o.Set)
 }
 
 // addSetFlags adds --for and --until-reload to a verb that overrides keys of a limit.
@@ -179,15 +195,16 @@ func unsetCommand(e env) *cobra.Command {
 
 func unsetLimitCommand(e env) *cobra.Command {
 	var saved bool
-	var file string
+	var file, source string
 	cmd := &cobra.Command{
 		Use:   "limit LIMIT [KEY...]",
 		Short: "Remove overrides of a limit",
 		Long: `Remove the overrides of a limit, or those of some keys: the configured values are
-effective again. With --saved, remove the file that "shaperd set limit --save" has
+effective again. With --source, those of these sources alone. With --saved, remove the file that "shaperd set limit --save" has
 written, and reload.`,
 		Example: `  shaperd unset limit per-source
   shaperd unset limit per-source rate burst
+  shaperd unset limit per-source --source 192.0.2.7
   shaperd unset limit per-source --saved`,
 		Annotations:       changeAnnotations,
 		Args:              wantArgs("LIMIT", "[KEY...]"),
@@ -204,7 +221,7 @@ written, and reload.`,
 			if err != nil {
 				return limitError(cmd.Context(), c, args[0], err)
 			}
-			is, err := c.UnsetLimit(cmd.Context(), args[0], args[1:]...)
+			is, err := c.UnsetLimit(cmd.Context(), args[0], source, args[1:]...)
 			if err != nil {
 				return err
 			}
@@ -214,6 +231,7 @@ written, and reload.`,
 			})
 		},
 	}
+	cmd.Flags().StringVar(&source, "source", "", "only overrides of this source `prefix`")
 	cmd.Flags().BoolVar(&saved, "saved", false, "remove the file of saved overrides, and reload")
 	addConfigFlag(cmd, &file)
 	return cmd

@@ -54,7 +54,8 @@ values = "customers.csv"
 		t.Errorf("%v\n%s", err, out)
 	}
 	write("customers.csv", "source,max_connections\n127.0.0.2,2\n127.0.1.7,4\n127.0.0.3,\n")
-	d := startControlled(t, config)
+	state := filepath.Join(folder, "state")
+	d := startControlled(t, config, "--state", state)
 
 	// open returns how many connections of a source there can be at once, up to 8.
 	open := func(source string) (n int) {
@@ -95,7 +96,7 @@ values = "customers.csv"
 	d.must("explain --source 127.0.1.7 --to tcp/"+port(listen), "4 connections, wait 0s (of this source)")
 	d.must("explain --source 127.0.0.1 --to tcp/"+port(listen), "1 connections, wait 0s ")
 	d.must("limits per-source", "1 connections, wait 0s, other values for gold, values of their own for 3 prefixes; one bucket per source")
-	if out, _, err := command(t, "explain", "--config", config, "--source", "127.0.0.2", "--to", "tcp/" + port(listen)); err != nil || !strings.Contains(out, "2 connections, wait 0s (of this source)") {
+	if out, _, err := command(t, "explain", "--config", config, "--source", "127.0.0.2", "--to", "tcp/"+port(listen)); err != nil || !strings.Contains(out, "2 connections, wait 0s (of this source)") {
 		t.Errorf("%v\n%s", err, out)
 	}
 
@@ -118,4 +119,29 @@ values = "customers.csv"
 	expect(map[string]int{"127.0.0.1": 5, "127.0.1.7": 3})
 	d.must("set limit per-source max_connections=2")
 	expect(map[string]int{"127.0.0.1": 5, "127.0.0.3": 2})
+
+	// An operator decides before the file, and for a longer prefix before a shorter one.
+	d.must("set limit per-source max_connections=6 --source 127.0.0.1 --for 1h", "set  max_connections=6 for 127.0.0.1/32, until ")
+	d.must("set limit per-source max_connections=3 --source 127.0.0.0/24")
+	expect(map[string]int{"127.0.0.1": 6, "127.0.0.3": 3})
+	d.must("status", "max_connections=6 for 127.0.0.1/32")
+	for line, want := range map[string]string{
+		"set limit per-source queue_timeout=1s --source 127.0.0.1":    "queue_timeout is the same for all sources; keys of one are rate,",
+		"set limit per-source rate=1MB/s --source 127.0.0.1":          "rate: has no effect without rate in the limit",
+		"set limit per-source max_connections=x --source 127.0.0.1":   "must be an integer",
+		"set limit per-source max_connections=1 --source 127.0.0.1/8": "has host bits set",
+		"unset limit per-source --source 127.0.0.7":                   `no key is overridden in limit "per-source", source 127.0.0.7/32`,
+	} {
+		if out, err := d.verb(strings.Fields(line)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s\n%s", line, err, want, out)
+		}
+	}
+	d.must("unset limit per-source --source 127.0.0.1 max_connections")
+	expect(map[string]int{"127.0.0.1": 5, "127.0.0.3": 3})
+	d.stop()
+	d.done <- <-d.done
+	d = startControlled(t, config, "--state", state)
+	expect(map[string]int{"127.0.0.3": 3})
+	d.must("unset limit per-source --source 127.0.0.0/24")
+	expect(map[string]int{"127.0.0.3": 2})
 }

@@ -378,7 +378,7 @@ const maxStatusBlocks = 10
 func printRuntimeChanges(p *term.Printer, s api.Status) {
 	set := term.NewTable("OVERRIDE OF", "VALUES", "SINCE", "UNTIL")
 	for _, o := range s.Overrides {
-		set.Add(o.Limit, formatOverrides(o.Set), term.Clock(o.Since, s.Now), strings.TrimPrefix(overrideUntil(o, s.Now), "until "))
+		set.Add(o.Limit, overrideText(o), term.Clock(o.Since, s.Now), strings.TrimPrefix(overrideUntil(o, s.Now), "until "))
 	}
 	p.Section(set)
 	shown := min(len(s.Blocks), maxStatusBlocks)

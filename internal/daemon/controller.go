@@ -220,48 +220,64 @@ func (s *server) Config() any {
 	return l.Config.Canonical()
 }
 
-// SetLimit overrides values of a limit: for d, until the next reload, or, when d is 0, until they
-// are unset.
-func (s *server) SetLimit(ctx context.Context, limit string, set map[string]string, d time.Duration, untilReload bool) error {
+// SetLimit overrides values of a limit, or with valid sources those of their buckets: for d, until the next reload, or, when d is 0,
+// until they are unset.
+func (s *server) SetLimit(ctx context.Context, limit string, sources netip.Prefix, set map[string]string, d time.Duration, untilReload bool) error {
 	until := endText(d, "it is unset")
 	if untilReload {
 		until = "the next reload"
 	}
 	return s.update(ctx, func(w *overrides) error {
-		w.set(limit, set, newValidity(d), untilReload)
+		w.set(targetOf(limit, sources), set, newValidity(d), untilReload)
+		if w.countSources() > maxSourceOverrides {
+			return &refusedError{fmt.Errorf("limits are overridden for %d prefixes already: write more into a file that values of the limit names", maxSourceOverrides)}
+		}
 		return nil
-	}, "limit overridden by operator", "limit", limit, "set", joinOverrides(set), "until", until)
+	}, "limit overridden by operator", "limit", limit, "sources", sourcesText(sources), "set", joinOverrides(set), "until", until)
 }
 
-// UnsetLimit removes the overrides of a limit, or those of some keys.
-func (s *server) UnsetLimit(ctx context.Context, limit string, keys []string) error {
+// sourcesText returns sources as text, "all" if they are invalid.
+func sourcesText(sources netip.Prefix) string {
+	if !sources.IsValid() {
+		return "all"
+	}
+	return sources.String()
+}
+
+// UnsetLimit removes the overrides of a limit, or with valid sources those of their buckets, or some keys of these.
+func (s *server) UnsetLimit(ctx context.Context, limit string, sources netip.Prefix, keys []string) error {
+	target := targetOf(limit, sources)
 	return s.update(ctx, func(w *overrides) error {
 		if len(keys) == 0 {
-			keys = slices.Sorted(maps.Keys(w.limits[limit]))
+			keys = slices.Sorted(maps.Keys(w.limits[target]))
 		}
 		if len(keys) == 0 {
-			return s.errNotSet(limit, "no key is")
+			return s.errNotSet(target, "no key is")
 		}
 		for _, key := range keys {
-			if _, ok := w.limits[limit][key]; !ok {
+			if _, ok := w.limits[target][key]; !ok {
 				if now := config.RenamedInLimit(key); now != "" {
 					return &refusedError{fmt.Errorf("%s was renamed to %s", key, now)}
 				}
-				return s.errNotSet(limit, key+" is not")
+				return s.errNotSet(target, key+" is not")
 			}
-			delete(w.limits[limit], key)
+			delete(w.limits[target], key)
 		}
-		if len(w.limits[limit]) == 0 {
-			delete(w.limits, limit)
+		if len(w.limits[target]) == 0 {
+			delete(w.limits, target)
 		}
 		return nil
-	}, "limit override removed by operator", "limit", limit, "keys", cmp.Or(strings.Join(keys, " "), "all"))
+	}, "limit override removed by operator", "limit", limit, "sources", sourcesText(sources), "keys", cmp.Or(strings.Join(keys, " "), "all"))
 }
 
 // errNotSet returns the error that there is no override to remove. It names the files that
 // override the limit.
-func (s *server) errNotSet(limit, what string) error {
-	msg := fmt.Sprintf("%s overridden in limit %q", what, limit)
+func (s *server) errNotSet(target, what string) error {
+	msg := fmt.Sprintf("%s overridden in %s", what, describeTarget(target))
+	limit, sources := splitTarget(target)
+	if sources.IsValid() {
+		return &refusedError{errors.New(msg)}
+	}
 	l, _ := s.current()
 	files := l.Config.Overridden(limit)
 	for _, key := range slices.Sorted(maps.Keys(files)) {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"shaperd.dev/shaperd/api"
@@ -16,7 +17,7 @@ import (
 // overrides are the runtime changes of operators to the configuration: values of limits,
 // blocks, and the bypass. A published value is not modified; it is cloned.
 type overrides struct {
-	limits map[string]map[string][]override // by limit and key; the last one of a key is effective
+	limits map[string]map[string][]override // by target and key; the last one of a key is effective
 	blocks map[netip.Prefix]validity
 	bypass *validity
 }
@@ -74,7 +75,44 @@ func (w *overrides) clone() *overrides {
 	return c
 }
 
-// set pushes overrides of keys of a limit.
+// maxSourceOverrides is the maximum number of prefixes of sources for which limits are overridden.
+const maxSourceOverrides = 1000
+
+// targetOf returns what overrides of a limit apply to: the limit, or with a valid prefix its buckets of these sources.
+func targetOf(limit string, sources netip.Prefix) string {
+	if !sources.IsValid() {
+		return limit
+	}
+	return limit + " " + sources.String()
+}
+
+// splitTarget returns the limit and the sources of a target.
+func splitTarget(target string) (limit string, sources netip.Prefix) {
+	limit, text, _ := strings.Cut(target, " ")
+	sources, _ = netip.ParsePrefix(text)
+	return limit, sources
+}
+
+// describeTarget describes a target in words.
+func describeTarget(target string) string {
+	limit, sources := splitTarget(target)
+	if !sources.IsValid() {
+		return fmt.Sprintf("limit %q", limit)
+	}
+	return fmt.Sprintf("limit %q, source %v", limit, sources)
+}
+
+// countSources returns the number of targets that are of some sources.
+func (w *overrides) countSources() (n int) {
+	for target := range w.limits {
+		if _, sources := splitTarget(target); sources.IsValid() {
+			n++
+		}
+	}
+	return n
+}
+
+// set pushes overrides of keys of a target.
 func (w *overrides) set(limit string, set map[string]string, t validity, untilReload bool) {
 	keys := w.limitKeys(limit)
 	for key, value := range set {
@@ -84,7 +122,7 @@ func (w *overrides) set(limit string, set map[string]string, t validity, untilRe
 	}
 }
 
-// limitKeys returns the overrides of a limit by key. The map can be modified.
+// limitKeys returns the overrides of a target by key. The map can be modified.
 func (w *overrides) limitKeys(limit string) map[string][]override {
 	if w.limits[limit] == nil {
 		w.limits[limit] = map[string][]override{}
@@ -100,7 +138,7 @@ func (w *overrides) removeIf(ends func(override) bool) (ended []string) {
 			had := len(keys[key])
 			keys[key] = slices.DeleteFunc(keys[key], ends)
 			if len(keys[key]) < had {
-				ended = append(ended, fmt.Sprintf("%s of limit %q", key, name))
+				ended = append(ended, key+" of "+describeTarget(name))
 			}
 			if len(keys[key]) == 0 {
 				delete(keys, key)
@@ -175,7 +213,8 @@ func (w *overrides) values(limit string) map[string]string {
 // configOverrides returns the effective overrides of limits.
 func (w *overrides) configOverrides() (all []config.Override) {
 	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
-		o := config.Override{Source: "set limit " + name, Limit: name, Values: map[string]config.Value{}}
+		limit, sources := splitTarget(name)
+		o := config.Override{Source: "set limit " + name, Limit: limit, For: sources, Values: map[string]config.Value{}}
 		for key, stack := range w.limits[name] {
 			o.Values[key] = stack[len(stack)-1].value
 		}
@@ -225,8 +264,13 @@ func (w *overrides) describe(s *api.Status) {
 			groups[o][key] = top.value.Text
 		}
 		for _, o := range slices.SortedFunc(maps.Keys(groups), func(a, b group) int { return a.since.Compare(b.since) }) {
+			limit, sources := splitTarget(name)
+			source := ""
+			if sources.IsValid() {
+				source = sources.String()
+			}
 			s.Overrides = append(s.Overrides, api.Override{
-				Limit: name, Set: groups[o], Since: o.since, Until: o.end(), UntilReload: o.untilReload,
+				Limit: limit, Source: source, Set: groups[o], Since: o.since, Until: o.end(), UntilReload: o.untilReload,
 			})
 		}
 	}

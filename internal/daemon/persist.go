@@ -253,7 +253,7 @@ func (s *server) mergeFitting(l *plan.Plan, w *overrides) (f mergedConfig, err e
 		}
 		for _, key := range slices.Sorted(maps.Keys(left)) {
 			stack := left[key]
-			dropped = append(dropped, fmt.Errorf("limit %q: %s=%s: %w", name, key, stack[len(stack)-1].value.Text, refuse(refused[key])))
+			dropped = append(dropped, fmt.Errorf("%s: %s=%s: %w", describeTarget(name), key, stack[len(stack)-1].value.Text, refuse(refused[key])))
 		}
 	}
 	f.dropped = dropped

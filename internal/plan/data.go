@@ -183,7 +183,7 @@ func (p *Plan) fill() error {
 				return err
 			}
 		}
-		p.bySource = append(p.bySource, values)
+		p.bySource = append(p.bySource, slices.Concat(values, l.BySource)) // those of operators decide
 	}
 	return nil
 }

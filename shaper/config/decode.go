@@ -35,6 +35,7 @@ type loader struct {
 	limits       []table                            // tables of c.Limits
 	references   []references                       // names in the matches of c.Limits
 	overrides    map[string]map[string]locatedValue // by limit and key
+	ofSources    []locatedOverride                  // for some sources
 	overridden   []item[string]                     // names of limits in overrides
 	syntaxErrors bool                               // some file has a syntax error: names may be missing
 	hasPlaces    bool                               // there are listeners or attachments, if only invalid ones

@@ -208,6 +208,7 @@ func (l *loader) load(main *node, overrides []Override) (*Config, error) {
 	}
 	if !l.syntaxErrors {
 		l.check(main)
+		l.sourceOverrides()
 	}
 	if err := l.errors(); err != nil {
 		return nil, err

@@ -4,9 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+
+	"shaperd.dev/shaperd/shaper"
 )
 
 // OverrideKeys returns the keys of a limit that an override may set.
@@ -16,6 +19,7 @@ func OverrideKeys() []string { return overrideKeys.names()[1:] }
 type Override struct {
 	Source string // shown in errors in place of a file name
 	Limit  string
+	For    netip.Prefix // the sources whose buckets alone have these values; invalid for all
 	Values map[string]Value
 }
 
@@ -48,6 +52,11 @@ func (o *Override) check() error {
 	}
 	if err := checkOverrideKeys(o.Limit, texts); err != nil {
 		return err
+	}
+	for _, key := range slices.Sorted(maps.Keys(texts)) {
+		if o.For.IsValid() && !slices.Contains(tierKeys.names(), key) {
+			return fmt.Errorf("override limit %s: %s is the same for all sources; keys of one are %s", quote(o.Limit), key, strings.Join(tierKeys.names(), ", "))
+		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(o.Values)) {
 		if err := o.Values[key].form; err != nil {
@@ -110,9 +119,55 @@ func (l *loader) override(o Override, order int) {
 		f.lines = append(f.lines, line)
 	}
 	l.overridden = append(l.overridden, item[string]{o.Limit, &node{file: f, offset: 1}})
+	if o.For.IsValid() {
+		l.ofSources = append(l.ofSources, locatedOverride{o, f})
+		return
+	}
 	values := l.overridesOf(o.Limit)
 	for i, key := range keys {
 		values[key] = locatedValue{o.Values[key], &node{file: f, offset: 2 + i, override: true}}
+	}
+}
+
+// locatedOverride is an override for some sources, with the file that stands for it in errors.
+type locatedOverride struct {
+	Override
+	file *file
+}
+
+// sourceOverrides adds the overrides for some sources to their limits.
+func (l *loader) sourceOverrides() {
+	for _, o := range l.ofSources {
+		i := slices.IndexFunc(l.c.Limits, func(l shaper.Limit) bool { return l.Name == o.Limit })
+		if i < 0 {
+			continue // reported elsewhere
+		}
+		limit := &l.c.Limits[i]
+		bad := func(format string, args ...any) { l.add(&node{file: o.file, offset: 1}, fmt.Sprintf(format, args...)) }
+		switch bits, name := limit.PrefixOf(o.For.Addr()); {
+		case limit.InPacketPlane():
+			bad("%s", noTiers)
+		case limit.Key&shaper.KeySource == 0 || limit.Key&shaper.KeyConnection != 0:
+			bad("limit %s has no bucket for each source: its key lacks \"source\"", quote(o.Limit))
+		case limit.Shared || limit.Adapt != shaper.AdaptOff:
+			bad("limit %s is shared or adaptive: its buckets have one value", quote(o.Limit))
+		case o.For.Bits() > bits:
+			bad("%v is longer than %s = %d of limit %s: a bucket has one value", o.For, name, bits, quote(o.Limit))
+		default:
+			tier := *limit
+			for _, key := range slices.Sorted(maps.Keys(o.Values)) {
+				if v := o.Values[key]; v.err != nil {
+					bad("%s: %v", key, v.err)
+				} else {
+					tierKeys.find(key).field.set(&tier, v.value)
+				}
+			}
+			values := tier.Values()
+			if err := limit.CheckValues(&values); err != nil && len(l.mistakes) == 0 {
+				bad("%v", err)
+			}
+			limit.BySource = append(limit.BySource, shaper.SourceValues{Source: o.For, Values: values})
+		}
 	}
 }
 
