@@ -52,7 +52,7 @@ type ReloadStatus struct {
 type Override struct {
 	Limit       string            `json:"limit"`
 	Source      string            `json:"source,omitempty"` // prefix of the sources whose buckets alone have these values; without it all
-	Set         map[string]string `json:"set"` // values by configuration key
+	Set         map[string]string `json:"set"`              // values by configuration key
 	Since       time.Time         `json:"since"`
 	Until       *time.Time        `json:"until,omitempty"`        // end; without it, until it is removed
 	UntilReload bool              `json:"until_reload,omitempty"` // ends with the next reload or restart

@@ -29,12 +29,12 @@ func TestTiers(t *testing.T) {
 				var all sync.WaitGroup
 				for i, source := range f.sources {
 					b := n.client.newBulk(t, source, f.listenAddr(), 2, byte('a'+i))
-					all.Go(func() { _ = b.flood(6 * time.Second) })
+					all.Go(func() { _ = b.flood(4 * time.Second) })
 				}
 				defer all.Wait()
 				time.Sleep(500 * time.Millisecond)
 				begin, before := time.Now(), [3]int64{s.got('a'), s.got('b'), s.got('c')}
-				time.Sleep(5 * time.Second)
+				time.Sleep(3 * time.Second)
 				var errs []error
 				seconds := time.Since(begin).Seconds()
 				for i, rate := range []float64{200e3, 1e6, 4e6} {
