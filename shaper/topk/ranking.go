@@ -43,6 +43,7 @@ func (s SortKey) HalfLife() time.Duration { return halfLives[s] }
 type Ranking[K comparable] struct {
 	mu       sync.Mutex
 	sketches [numSortKeys]Sketch[K]
+	dropped  distinct[K] // keys of which something was dropped
 }
 
 // Add adds usage of k.
@@ -69,6 +70,24 @@ func (r *Ranking[K]) add(k K, usage Usage, now leaky.Time) {
 			r.sketches[sortKey].Add(k, n, now)
 		}
 	}
+	if usage.Dropped > 0 {
+		r.dropped.add(k, now)
+	}
+}
+
+// Dropped estimates of how many keys something was dropped in the last one to two minutes.
+func (r *Ranking[K]) Dropped(now leaky.Time) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.dropped.estimate(now)
+}
+
+// HeaviestShare returns which part of the bytes of all keys the heaviest key has at least, from 0 to 1, and how many keys, up to [Size],
+// have a byte a second or more. Without these it is 0.
+func (r *Ranking[K]) HeaviestShare(now leaky.Time) (share float64, keys int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sketches[ByRate].heaviestShare(now)
 }
 
 // Heaviest returns up to n keys by a sort key, the heaviest first, with all their weights

@@ -98,6 +98,27 @@ func (s *Sketch[K]) Weight(k K, now leaky.Time) Estimate {
 	return Estimate{0, s.entries[0].weight * perSecond}
 }
 
+// heaviestShare returns which part of all that was added the heaviest key has at least: an entry that is replaced leaves its weight to
+// the next one, so none is lost. And it returns how many have a weight of 1 per second or more; without these the share is 0.
+func (s *Sketch[K]) heaviestShare(now leaky.Time) (share float64, keys int) {
+	most, total := 0.0, 0.0
+	if len(s.entries) == 0 {
+		return 0, 0
+	}
+	perSecond := math.Ln2 / s.HalfLife.Seconds() / s.decayFactor(now)
+	for _, e := range s.entries {
+		total += e.weight
+		most = max(most, e.weight-e.overcount)
+		if e.weight*perSecond >= 1 {
+			keys++
+		}
+	}
+	if keys == 0 {
+		return 0, 0
+	}
+	return most / total, keys
+}
+
 // copy returns a deep copy without byKey entries; buildIndex adds them.
 func (s *Sketch[K]) copy() *Sketch[K] {
 	c := &Sketch[K]{HalfLife: s.HalfLife, landmark: s.landmark, entries: make([]*entry[K], len(s.entries)), byKey: make(map[K]*entry[K], len(s.entries))}
