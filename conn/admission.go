@@ -44,6 +44,7 @@ type admission struct {
 	outcomes    []outcome                       // not yet reported to the owners
 	freed       []*gate                         // gates that run dispatches after a reservation
 	running     bool                            // run is on the stack
+	decisions   decisionTimes
 }
 
 // waiter is a connection in admission, with the slots it gets.
@@ -105,7 +106,7 @@ func (a *admission) acquire(w *waiter, now leaky.Time) {
 			return
 		}
 	}
-	a.admitOrQueue(w, now)
+	a.decisions.time(a.clock, func() { a.admitOrQueue(w, now) })
 	a.run(now)
 }
 

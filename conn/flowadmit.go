@@ -56,7 +56,11 @@ func (f *udpFlow) admit(b binding, m sock.Message, now leaky.Time) bool {
 	if b.atSourceCap(f.source) {
 		makeRoom(&f.source.flows) // first, since that may be all that is needed
 	}
-	limit, mayWait := p.admission.precheck(&f.flow, b.name, f.key.draw(), now, makeRoom)
+	var limit *shaper.Limit
+	mayWait := false
+	p.admission.decisions.time(p.admission.clock, func() {
+		limit, mayWait = p.admission.precheck(&f.flow, b.name, f.key.draw(), now, makeRoom)
+	})
 	switch {
 	case limit != nil && !mayWait:
 	case !b.hasRoom(f, makeRoom, now):
