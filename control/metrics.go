@@ -23,6 +23,6 @@ func ServeMetrics(addr string, o *Options) (*Endpoint, error) {
 func metricsHandler(o *Options) http.Handler {
 	return metrics.Handler(&metrics.Collector{
 		Shaper: o.Shaper, Proxy: o.Proxy, Packets: o.Packets, Daemon: o.Daemon, Monitor: o.Monitor, Reloads: o.Reloads,
-		LogDropped: o.LogDropped, Version: o.Version,
+		Clock: o.Clock, LogDropped: o.LogDropped, Version: o.Version,
 	})
 }

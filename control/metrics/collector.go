@@ -8,6 +8,7 @@ import (
 
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/control/monitor"
+	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -21,6 +22,7 @@ type Collector struct {
 	Daemon     Daemon
 	Monitor    *monitor.Monitor
 	Reloads    *monitor.Reloads
+	Clock      func() leaky.Time // of the rankings
 	LogDropped func() uint64 // number of log records dropped
 	Version    string
 }
@@ -45,6 +47,8 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	to.counter(bucketEvictions, b.EvictedBacklogged, "backlogged")
 	counts, sum := c.Proxy.Lateness()
 	to.histogram(pacerLate, pacer.LatenessBounds[:], func(i int) uint64 { return counts[i] }, sum)
+	bounds, decided, took := c.Proxy.DecisionTimes()
+	to.histogram(decisionTime, bounds, func(i int) uint64 { return decided[i] }, took)
 	to.counter(logDropped, c.LogDropped())
 	to.gauge(buildInfo, 1, c.Version, runtime.Version())
 }
@@ -95,6 +99,15 @@ func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 		if l.Shared && l.NewConnections.N > 0 {
 			to.counter(limitTickets, s.UsedTickets.Load(), l.Name, "used")
 			to.counter(limitTickets, s.VoidTickets.Load(), l.Name, "void")
+		}
+		to.gauge(limitObserves, boolValue(l.Observe), l.Name)
+		if l.Key != 0 && (l.Rate > 0 || l.Packets.N > 0) {
+			share, keys := s.Keys.HeaviestShare(c.Clock())
+			to.gauge(limitHeaviest, share, l.Name)
+			to.gauge(limitBusyKeys, float64(keys), l.Name)
+		}
+		if l.Key != 0 && l.Key&shaper.KeyConnection == 0 {
+			to.gauge(limitKeysRefused, float64(s.Keys.Dropped(c.Clock())), l.Name)
 		}
 		if l.Algorithm.HasHistory() {
 			u := c.Shaper.HistoryUsage(s)

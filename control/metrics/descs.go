@@ -58,6 +58,12 @@ var (
 	limitHistoryCapacity  = desc("limit_histories_capacity", "Maximum number of these keys.", "limit")
 	limitHistoryEvictions = desc("limit_histories_evicted_total", "Histories evicted for another one before they were empty; a new key inherits them.", "limit")
 
+	limitObserves    = desc("limit_observes", "1 if the limit only observes.", "limit")
+	limitHeaviest    = desc("limit_heaviest_share", "Part of the bytes of a limit that the heaviest of its keys has at least, with a half-life of 5 s; 0 without traffic.", "limit")
+	limitBusyKeys    = desc("limit_busy_keys", "Keys of a limit that have a byte a second or more, with a half-life of 5 s; at most 256.", "limit")
+	limitKeysRefused = desc("limit_keys_refused", "Number of different keys of which something was refused in the last one to two minutes, to some percent.", "limit")
+	decisionTime     = desc("decision_seconds", "Time that decisions on new connections and UDP flows took, of one in 16 of them.")
+
 	limitTickets = desc("limit_tickets_total", "Tickets for new connections that the ledger has sold this host: used, or void because no connection passed in time.", "limit", "result")
 	limitMarked  = desc("limit_marked_packets_total", "Packets marked CE because of a long queueing delay.", "limit")
 

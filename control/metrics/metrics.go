@@ -19,6 +19,8 @@ import (
 type Proxy interface {
 	// Lateness returns the histogram and the sum of the lateness of units: see pacer.Pacer.Lateness.
 	Lateness() ([len(pacer.LatenessBounds) + 1]uint64, time.Duration)
+	// DecisionTimes returns the histogram and the sum of how long decisions on new connections and UDP flows took.
+	DecisionTimes() (bounds []time.Duration, counts []uint64, sum time.Duration)
 
 	// Downstreams returns the state of all downstreams, and Listeners that of all listeners.
 	Downstreams() []shaper.DownstreamStatus

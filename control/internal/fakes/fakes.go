@@ -50,6 +50,11 @@ func (Proxy) Lateness() (counts [len(pacer.LatenessBounds) + 1]uint64, sum time.
 	return counts, 70 * time.Millisecond
 }
 
+// DecisionTimes implements [metrics.Proxy].
+func (Proxy) DecisionTimes() (bounds []time.Duration, counts []uint64, sum time.Duration) {
+	return []time.Duration{time.Microsecond}, []uint64{2, 1}, 5 * time.Microsecond
+}
+
 // downstreams are the states of the downstreams of a Proxy.
 var downstreams = func() *[2]shaper.DownstreamState {
 	all := new([2]shaper.DownstreamState)
