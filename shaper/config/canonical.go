@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -14,7 +15,21 @@ import (
 
 // Canonical returns c for encoding/json: with all defaults, all values in canonical
 // spelling, without keys that have no effect, and quantities also as numbers.
-func (c *Config) Canonical() any { return fileKeys.canonical(c, c) }
+func (c *Config) Canonical() any {
+	all := fileKeys.canonical(c, c)
+	scheduled := []any{}
+	for _, s := range c.scheduled {
+		o := object{{"limit", s.Limit}, {"when", s.When.texts()}}
+		for _, key := range slices.Sorted(maps.Keys(s.Set)) {
+			o = append(o, member{key, s.Set[key]})
+		}
+		scheduled = append(scheduled, o)
+	}
+	if len(scheduled) > 0 {
+		all = append(all, member{"override", scheduled})
+	}
+	return all
+}
 
 // object is a JSON object. A quantity is one with its text as the first member.
 type object []member

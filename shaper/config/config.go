@@ -44,6 +44,9 @@ type Config struct {
 	limitAt []*node      // position of each of Limits
 	asnAt   []*node      // position of each of ASN.Files
 
+	scheduled []Scheduled
+	active    uint64 // those that are in effect, as bits
+
 	overridden map[string]map[string]string // position of each override in a file, by limit and key
 }
 

@@ -307,7 +307,15 @@ var matchKeys = keys{
 
 // overrideKeys are the name of a limit, and what may be set in it.
 var overrideKeys = func() keys {
-	all := keys{{name: "limit", typ: stringType("name of a limit", "db", ""), required: true, doc: "Name of the limit."}}
+	all := keys{
+		{name: "limit", typ: stringType("name of a limit", "db", ""), required: true, doc: "Name of the limit."},
+		{
+			name: "when", typ: arrayType(`span of time such as "Mon-Fri 08:00-18:00 Europe/Berlin"`, stringType("span of time", "Mon-Fri 08:00-18:00 Europe/Berlin", ""), parseSpan, asText), defText: "always",
+			doc: "Times at which the values hold: days of the week, a time of day to another, and a time zone; without days on all, without " +
+				"a zone by the clock of this host. `\"Fri 22:00-06:00\"` ends on Saturday. Up to 4 such overrides for a limit; of several that hold " +
+				"the last one decides, before one without `when`. Buckets keep their backlog when values change.",
+		},
+	}
 	for _, k := range limitKeys {
 		if k.overridable {
 			k.def, k.defText = "", "the value in the limit"

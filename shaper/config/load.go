@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/BurntSushi/toml"
 	"golang.org/x/sys/unix"
@@ -159,19 +160,30 @@ func load(files []*file) (*Config, error) {
 			l.c.files = append(l.c.files, parsedFile{root, values})
 		}
 	}
-	return l.load(&node{file: files[0]}, nil)
+	c, err := l.load(&node{file: files[0]}, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.checkSchedules(); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
-// With returns the configuration with overrides, in place of those that c has. It does not read
-// or parse files again. The error is an [Errors], or that of a value without a position.
-func (c *Config) With(overrides ...Override) (*Config, error) {
+// With returns the configuration with overrides, in place of those that c has, as it is at an instant: with those values of schedules
+// that hold then. It does not read or parse files again. The error is an [Errors], or that of a value without a position.
+func (c *Config) With(at time.Time, overrides ...Override) (*Config, error) {
+	return c.with(c.ActiveAt(at), overrides)
+}
+
+func (c *Config) with(active uint64, overrides []Override) (*Config, error) {
 	for i := range overrides {
 		if err := overrides[i].check(); err != nil {
 			return nil, err
 		}
 	}
 	l := newLoader()
-	l.c.files = c.files
+	l.c.files, l.c.active = c.files, active
 	return l.load(&node{file: c.files[0].root.file}, overrides)
 }
 
@@ -200,6 +212,7 @@ func (l *loader) load(main *node, overrides []Override) (*Config, error) {
 			l.fileOverride(o)
 		}
 	}
+	l.applySchedules()
 	for i, o := range overrides {
 		l.override(o, len(tables)+i)
 	}

@@ -2,18 +2,20 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"shaperd.dev/shaperd/shaper"
 )
 
 // OverrideKeys returns the keys of a limit that an override may set.
-func OverrideKeys() []string { return overrideKeys.names()[1:] }
+func OverrideKeys() []string { return overrideKeys.names()[2:] }
 
 // Override has values that replace those of a limit, and of overrides of it in files.
 type Override struct {
@@ -83,7 +85,7 @@ func (l *loader) overridesOf(limit string) map[string]locatedValue {
 
 // fileOverride collects the values of one [[override]]. A key of a limit may be overridden once.
 func (l *loader) fileOverride(t table) {
-	if len(t.values) == 0 || len(t.values) == 1 && t.has("limit") {
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(t.values)), func(key string) bool { return key != "limit" && key != "when" }) {
 		t.add(t.at, "[[override]] has no effect: set a key of the limit, such as rate")
 	}
 	limit, ok := t.text("limit")
@@ -91,6 +93,10 @@ func (l *loader) fileOverride(t table) {
 		return
 	}
 	l.overridden = append(l.overridden, item[string]{limit, t.at.child("limit")})
+	if t.has("when") {
+		l.schedule(t, limit)
+		return
+	}
 	values := l.overridesOf(limit)
 	for _, key := range OverrideKeys() {
 		if !t.has(key) {
@@ -109,6 +115,108 @@ func (l *loader) fileOverride(t table) {
 		l.c.overridden[limit][key] = fmt.Sprintf("%s:%d", at.file.name, at.line())
 	}
 }
+
+// maxSchedules is the maximum number of overrides with a schedule for one limit: all sets of them are checked.
+const maxSchedules = 4
+
+// maxAllSchedules is the maximum number of them.
+const maxAllSchedules = 64
+
+// Scheduled is an override that holds at some times.
+type Scheduled struct {
+	Limit  string
+	When   Schedule
+	Set    map[string]string // values by key, as in the configuration without quotes
+	values map[string]locatedValue
+}
+
+// schedule collects an override that has a schedule.
+func (l *loader) schedule(t table, limit string) {
+	s := Scheduled{Limit: limit, Set: map[string]string{}, values: map[string]locatedValue{}}
+	for _, one := range list(t, "when", parseSpan) {
+		s.When = append(s.When, one.value)
+	}
+	if elems, ok := elements(t.values["when"]); ok && len(elems) == 0 {
+		t.errorf("when", "must not be empty: remove the key for values that always hold")
+	}
+	for _, key := range OverrideKeys() {
+		if t.has(key) {
+			at := *t.at.child(key)
+			at.override = true
+			s.values[key] = locatedValue{t.values[key], &at}
+			s.Set[key] = fmt.Sprint(t.values[key])
+		}
+	}
+	l.c.scheduled = append(l.c.scheduled, s)
+	n := 0
+	for _, o := range l.c.scheduled {
+		if o.Limit == limit {
+			n++
+		}
+	}
+	if n == maxSchedules+1 || len(l.c.scheduled) == maxAllSchedules+1 {
+		t.errorf("when", "too many overrides with when: at most %d for a limit, and %d in all", maxSchedules, maxAllSchedules)
+	}
+}
+
+// applySchedules replaces values of limits by those of overrides with a schedule, as far as they are active.
+func (l *loader) applySchedules() {
+	for i, s := range l.c.scheduled {
+		if l.c.active>>i&1 != 0 {
+			maps.Copy(l.overridesOf(s.Limit), s.values)
+		}
+	}
+}
+
+// checkSchedules reports mistakes that c has only while some of the overrides with a schedule hold.
+func (c *Config) checkSchedules() error {
+	byLimit := map[string]uint64{}
+	for i, s := range c.scheduled {
+		byLimit[s.Limit] |= 1 << i
+	}
+	for _, limit := range slices.Sorted(maps.Keys(byLimit)) {
+		all := byLimit[limit]
+		for some := all; some != 0; some = (some - 1) & all { // all subsets
+			if _, err := c.with(some, nil); err != nil {
+				return c.whileActive(err, some)
+			}
+		}
+	}
+	return nil
+}
+
+// whileActive adds to err, of c with some of its overrides with a schedule, which these are, if there are several.
+func (c *Config) whileActive(err error, active uint64) error {
+	var all Errors
+	var whens []string
+	for i, s := range c.scheduled {
+		if active>>i&1 != 0 {
+			whens = append(whens, quote(s.When.String()))
+		}
+	}
+	if errors.As(err, &all) && len(whens) > 1 {
+		for _, e := range all {
+			e.Msg += ", when " + strings.Join(whens, " and ") + " hold together"
+		}
+	}
+	return err
+}
+
+// Scheduled returns the overrides with a schedule. The result must not be modified.
+func (c *Config) Scheduled() []Scheduled { return c.scheduled }
+
+// ActiveAt returns which of the overrides with a schedule hold at an instant, as bits.
+func (c *Config) ActiveAt(at time.Time) (active uint64) {
+	for i, s := range c.scheduled {
+		if s.When.Holds(at) {
+			active |= 1 << i
+		}
+	}
+	return active
+}
+
+// Active returns which of the overrides with a schedule are in effect in c, as bits.
+func (c *Config) Active() uint64 { return c.active }
 
 // override adds an override, which replaces those of files. Its positions are the lines that
 // [FormatOverride] writes. order is that of files.

@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 )
 
@@ -31,6 +33,12 @@ func (c *Config) WriteText(w io.Writer) error {
 			for _, record := range k.field.get(c).([]any) {
 				section(fmt.Sprint(k.name, " ", k.typ.keys.find("name").field.get(record)), k.typ.keys, record)
 			}
+		}
+	}
+	for _, s := range c.scheduled {
+		fmt.Fprintf(&b, "\noverride %s\n  %-20s %v\n", s.Limit, "when", s.When)
+		for _, key := range slices.Sorted(maps.Keys(s.Set)) {
+			fmt.Fprintf(&b, "  %-20s %s\n", key, s.Set[key])
 		}
 	}
 	_, err := w.Write(b.Bytes())
