@@ -10,12 +10,13 @@ type Status struct {
 	Started time.Time `json:"started"`
 	Now     time.Time `json:"now"`
 
-	State        string   `json:"state"` // "running", "stopping"
-	Mode         string   `json:"mode"`  // "enforce", "observe": as configured
-	Bypass       *Bypass  `json:"bypass,omitempty"`
-	Conformance  string   `json:"conformance"`             // "conformant", "violated": over the last minute
-	SourceErrors []string `json:"source_errors,omitempty"` // mistakes in files of groups or with values as they are now: what was read before is effective
-	StateError   string   `json:"state_error,omitempty"`   // why runtime changes could not be saved: a restart loses them, or restores outdated ones
+	State         string   `json:"state"` // "running", "stopping"
+	Mode          string   `json:"mode"`  // "enforce", "observe": as configured
+	Bypass        *Bypass  `json:"bypass,omitempty"`
+	Conformance   string   `json:"conformance"`              // "conformant", "violated": over the last minute
+	SourceErrors  []string `json:"source_errors,omitempty"`  // mistakes in files of groups or with values as they are now: what was read before is effective
+	ScheduleError string   `json:"schedule_error,omitempty"` // why the values of a schedule could not be applied: those before are effective
+	StateError    string   `json:"state_error,omitempty"`    // why runtime changes could not be saved: a restart loses them, or restores outdated ones
 
 	EndpointErrors []string     `json:"endpoint_errors,omitempty"` // why the metrics or the dashboard are not served
 	Reload         ReloadStatus `json:"reload"`
@@ -56,6 +57,14 @@ type Override struct {
 	Since       time.Time         `json:"since"`
 	Until       *time.Time        `json:"until,omitempty"`        // end; without it, until it is removed
 	UntilReload bool              `json:"until_reload,omitempty"` // ends with the next reload or restart
+}
+
+// Scheduled is an override that holds at some times.
+type Scheduled struct {
+	When    []string          `json:"when"` // as in the configuration: "Mon-Fri 08:00-18:00 Europe/Berlin"
+	Set     map[string]string `json:"set"`  // values by configuration key
+	Holds   bool              `json:"holds"`
+	Changes *time.Time        `json:"changes,omitempty"` // when it holds next, or holds no longer; without it, never
 }
 
 // Block is a source prefix from which nothing passes.
@@ -184,7 +193,8 @@ type Limit struct {
 	Attachments []string `json:"attachments,omitempty"`
 	// File and line of the [[override]] that sets a key, by key.
 	FileOverride map[string]string `json:"file_override,omitempty"`
-	Direction    string            `json:"direction"` // "to-downstream", "from-downstream", "both"
+	Scheduled    []Scheduled       `json:"scheduled,omitempty"` // overrides in files that hold at some times
+	Direction    string            `json:"direction"`           // "to-downstream", "from-downstream", "both"
 
 	// Effective bounds of each bucket; 0 is unlimited.
 	Rate           float64 `json:"rate"` // bytes/s

@@ -97,6 +97,7 @@ type Daemon interface {
 	Shared() api.Shared
 	AddLedger(*api.Shared)
 
+	Scheduled(limit string) []api.Scheduled
 	SetLimit(ctx context.Context, limit string, sources netip.Prefix, set map[string]string, d time.Duration, untilReload bool) error
 	UnsetLimit(ctx context.Context, limit string, sources netip.Prefix, keys []string) error // without keys, all of them
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error

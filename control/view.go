@@ -221,7 +221,7 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 		Name: l.Name, Plane: "proxy", Mode: shaper.Mode(l.Observe).String(), Key: l.Key.String(), Single: l.Key == 0, Summary: v.Daemon.Summary(l),
 		Block: l.Block, Override: set, FileOverride: inFiles, Direction: l.Direction.String(),
 		Rate: float64(l.Rate) / 8, Packets: l.Packets.PerSecond(), NewConnections: l.NewConnections.PerSecond(),
-		MaxConnections: l.MaxConnections, MaxDelay: l.MaxDelay.Seconds(), QueueTimeout: l.QueueTimeout.Seconds(),
+		Scheduled: v.Daemon.Scheduled(l.Name), MaxConnections: l.MaxConnections, MaxDelay: l.MaxDelay.Seconds(), QueueTimeout: l.QueueTimeout.Seconds(),
 	}
 	if l.InPacketPlane() {
 		out.Plane, out.Direction, out.Attachments = "packet", "of the attachment", l.Match.Attach

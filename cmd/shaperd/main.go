@@ -6,6 +6,7 @@ package main
 
 import (
 	"os"
+	_ "time/tzdata" // schedules name time zones, which not every host has
 
 	"shaperd.dev/shaperd/internal/cli"
 )

@@ -23,7 +23,7 @@ type Collector struct {
 	Monitor    *monitor.Monitor
 	Reloads    *monitor.Reloads
 	Clock      func() leaky.Time // of the rankings
-	LogDropped func() uint64 // number of log records dropped
+	LogDropped func() uint64     // number of log records dropped
 	Version    string
 }
 

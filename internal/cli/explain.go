@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,7 +21,7 @@ import (
 )
 
 func explainCommand(e env) *cobra.Command {
-	var file string
+	var file, at string
 	var ask explain.Request
 	cmd := &cobra.Command{
 		Use:   "explain --source IP --to tcp|udp/[IP:]PORT [--listener NAME | --attach NAME [--destination IP]]",
@@ -41,6 +42,9 @@ explain a configuration file; this needs no daemon.`,
 			if err != nil {
 				return usageFromQuestion(err)
 			}
+			if file == "" && at != "" {
+				return usageError{errors.New("--at needs --config: the daemon knows what holds now")}
+			}
 			if file == "" {
 				return explainFromDaemon(cmd.Context(), e, *q)
 			}
@@ -51,6 +55,13 @@ explain a configuration file; this needs no daemon.`,
 			if err != nil {
 				return err
 			}
+			moment, err := parseMoment(at, time.Now())
+			if err != nil {
+				return usageError{fmt.Errorf("--at: %w", err)}
+			}
+			if l, err = l.With(moment, nil, nil, false); err != nil {
+				return err
+			}
 			p, err := l.Compile(shaper.New(1))
 			if err != nil {
 				return err
@@ -59,12 +70,33 @@ explain a configuration file; this needs no daemon.`,
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "explain this configuration `file`, not the running daemon")
+	cmd.Flags().StringVar(&at, "at", "", "with --config, explain what holds at this `time`: 22:30 is today, or 2026-12-24T22:30")
 	cmd.Flags().StringVar(&ask.Source, "source", "", "`address` of the client")
 	cmd.Flags().StringVar(&ask.To, "to", "", "`protocol/port` that the client connects to, such as tcp/5432 or tcp/192.0.2.1:5432; icmp is for attachments")
 	cmd.Flags().StringVar(&ask.Listener, "listener", "", "`name` of the listener, when several accept the port")
 	cmd.Flags().StringVar(&ask.Attach, "attach", "", "`name` of an attachment: explain packets there")
 	cmd.Flags().StringVar(&ask.Destination, "destination", "", "destination `address` of packets at the attachment")
 	return cmd
+}
+
+// parseMoment parses a time of today, or of a day, by the clock of this host; or one with a time zone as in RFC 3339. "" is now.
+func parseMoment(text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return now, nil
+	}
+	if t, err := time.Parse("15:04", text); err == nil {
+		return time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), 0, 0, now.Location()), nil
+	}
+	for _, layout := range []string{"2006-01-02T15:04", "2006-01-02 15:04"} {
+		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
+			return t, nil
+		}
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return t, fmt.Errorf("%q: write a time such as 22:30, 2026-12-24T22:30 or 2026-12-24T22:30:00+01:00", text)
+	}
+	return t, nil
 }
 
 // usageFromQuestion turns an error in a question into a usageError.

@@ -174,6 +174,24 @@ func hereText(l api.Limit) string {
 	return strings.Join(all, ", ")
 }
 
+// scheduledText describes an override with a schedule.
+func scheduledText(s api.Scheduled) string {
+	text := api.Printable(strings.Join(s.When, ", ") + ": " + formatOverrides(s.Set))
+	change := ""
+	if s.Changes != nil {
+		change = " " + s.Changes.Local().Format("Mon 15:04")
+	}
+	switch {
+	case s.Holds && change != "":
+		return text + "; holds until" + change
+	case s.Holds:
+		return text + "; holds"
+	case change != "":
+		return text + "; from" + change
+	}
+	return text
+}
+
 func printLimit(p *term.Printer, l api.Limit) {
 	item := func(name, format string, args ...any) { p.Line("%-12s %s", name, fmt.Sprintf(format, args...)) }
 	item("limit", "%s, in the %s plane, mode %s", api.Printable(l.Name), api.Printable(l.Plane), api.Printable(l.Mode))
@@ -182,6 +200,9 @@ func printLimit(p *term.Printer, l api.Limit) {
 		buckets = "one bucket per " + l.Key
 	}
 	item("limits", "%s; %s", effectiveSummary(l), buckets)
+	for _, s := range l.Scheduled {
+		item("schedule", "%s", scheduledText(s))
+	}
 	item("direction", "%s", api.Printable(l.Direction))
 	three := func(r api.Rates, write func(float64) string) string {
 		return fmt.Sprintf("%s over 1s, %s over 10s, %s over 60s", write(r.S1), write(r.S10), write(r.S60))

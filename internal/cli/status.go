@@ -183,6 +183,9 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 	for _, why := range s.SourceErrors {
 		p.Line("%s", p.Red("OLD SOURCES are in use, as a file has a mistake: "+api.Printable(why)))
 	}
+	if s.ScheduleError != "" {
+		p.Line("%s", p.Red("OLD VALUES are in use, as those of a schedule could not be applied: "+api.Printable(s.ScheduleError)))
+	}
 	if s.StateError != "" {
 		p.Line("%s", p.Red(unsavedText(s)))
 	}

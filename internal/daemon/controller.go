@@ -28,9 +28,10 @@ type controller struct {
 	done           chan struct{}   // closed when serve runs no more commands
 	stop           func()
 
-	mu        sync.Mutex
-	loaded    *plan.Plan // current
-	overrides *overrides // changed with loaded
+	mu            sync.Mutex
+	scheduleError string     // why the values of a schedule could not be applied; "" if they are
+	loaded        *plan.Plan // current
+	overrides     *overrides // changed with loaded
 }
 
 func newController() *controller {
@@ -54,6 +55,18 @@ func (s *controller) isDraining() bool {
 	default:
 		return false
 	}
+}
+
+func (s *controller) setScheduleError(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.scheduleError = why
+}
+
+func (s *controller) getScheduleError() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.scheduleError
 }
 
 func (s *controller) setCurrent(l *plan.Plan, w *overrides) {
@@ -189,7 +202,7 @@ func (s *server) Describe(to *api.Status) {
 			to.StateError = err.Error()
 		}
 	}
-	to.SourceErrors = s.sources.mistakes()
+	to.SourceErrors, to.ScheduleError = s.sources.mistakes(), s.getScheduleError()
 	w.describe(to)
 	for i := range to.Listeners {
 		for j := range l.Config.Listen {
@@ -206,6 +219,12 @@ func (s *server) Describe(to *api.Status) {
 func (s *server) Summary(l *shaper.Limit) string {
 	p, _ := s.current()
 	return p.Config.Summary(l)
+}
+
+// Scheduled returns the overrides of a limit that have a schedule.
+func (s *server) Scheduled(limit string) []api.Scheduled {
+	l, _ := s.current()
+	return scheduledOf(l.Config, limit, s.options.Now())
 }
 
 // Override returns the runtime overrides of a limit, and where files override it.

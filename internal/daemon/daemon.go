@@ -49,6 +49,7 @@ type Options struct {
 	LogJSON  bool
 	Version  string // of this program
 
+	Now    func() time.Time // the clock of schedules; nil is [time.Now]
 	Reload <-chan os.Signal // triggers a reload; nil means SIGHUP
 	Force  <-chan os.Signal // ends a drain at once; nil means a second SIGTERM or SIGINT
 }
@@ -58,6 +59,9 @@ type Options struct {
 func Run(ctx context.Context, o Options) error {
 	if err := o.checkState(); err != nil {
 		return err
+	}
+	if o.Now == nil {
+		o.Now = time.Now
 	}
 	if o.Reload == nil {
 		hangups := make(chan os.Signal, 1)
@@ -113,6 +117,9 @@ func (s *server) serve(ctx context.Context) error {
 	s.path, _ = filepath.Abs(s.options.Config)
 	s.reader = newConfigReader(s.options.Config, s.options.LoadTimeout)
 	l, err := s.reader.load(ctx, nil)
+	if err == nil {
+		l, err = l.With(s.options.Now(), nil, nil, false)
+	}
 	if ctx.Err() != nil {
 		s.log.Info("stopped before ready")
 		return nil
@@ -189,6 +196,7 @@ func (s *server) serve(ctx context.Context) error {
 		}
 	}
 	var reload reloader
+	var failedSchedules *uint64
 	var drained chan struct{}
 	commandCtx := context.WithoutCancel(ctx) // commands run until the drain has ended
 	stop, hangups, requests := ctx.Done(), s.options.Reload, s.reloadRequests
@@ -213,6 +221,7 @@ func (s *server) serve(ctx context.Context) error {
 		case <-look.C:
 			all, joined := s.sharedProblems()
 			problems.update(all, joined, time.Now())
+			failedSchedules = s.followSchedules(commandCtx, failedSchedules)
 		case <-stop:
 			close(s.draining)
 			reload.cancel()

@@ -218,7 +218,7 @@ type mergedConfig struct {
 // merge applies overrides to a configuration and compiles it.
 func (s *server) merge(l *plan.Plan, w *overrides) (f mergedConfig, err error) {
 	f.overrides = w
-	if f.loaded, err = l.With(w.configOverrides(), w.blockLimits(l.Config), w.bypass != nil); err == nil {
+	if f.loaded, err = l.With(s.options.Now(), w.configOverrides(), w.blockLimits(l.Config), w.bypass != nil); err == nil {
 		f.policy, err = f.loaded.Compile(s.shaper)
 	}
 	return f, err

@@ -6,6 +6,7 @@ package plan
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/shaper"
@@ -31,10 +32,10 @@ func newPlan(files *config.Files, c *config.Config) *Plan {
 	return &Plan{files: files, Config: c, observe: c.Daemon.Observe}
 }
 
-// With returns p with overrides, the limits of blocks, and, with bypass, with
+// With returns p as it is at an instant, with overrides, the limits of blocks, and, with bypass, with
 // limits that only observe. It does not read files again.
-func (p *Plan) With(overrides []config.Override, blocks []shaper.Limit, bypass bool) (*Plan, error) {
-	c, err := p.Config.With(overrides...)
+func (p *Plan) With(at time.Time, overrides []config.Override, blocks []shaper.Limit, bypass bool) (*Plan, error) {
+	c, err := p.Config.With(at, overrides...)
 	if err != nil {
 		return nil, err
 	}

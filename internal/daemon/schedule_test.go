@@ -1,0 +1,126 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/internal/testutil"
+)
+
+// TestSchedules turns the clock of a daemon: limits have the values that hold, across a step of a day in both directions and a reload, and
+// an operator's override stays above them.
+func TestSchedules(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	config := filepath.Join(folder, "shaperd.toml")
+	write := func(more string) {
+		t.Helper()
+		if err := os.WriteFile(config, fmt.Appendf(nil, `
+[daemon]
+metrics = ""
+dashboard = ""
+pin_path = "/nowhere/pins"
+[[listen]]
+name = "db"
+address = ["tcp://%s"]
+downstream = ["127.0.0.1:9"]
+[[limit]]
+name = "l"
+rate = "10MB/s"
+max_connections = 10
+[[override]]
+limit = "l"
+rate = "8MB/s"
+[[override]]
+limit = "l"
+when = "Mon-Fri 08:00-18:00 Europe/Berlin"
+rate = "2MB/s"
+max_connections = 5
+[[override]]
+limit = "l"
+when = "12:00-13:00 Europe/Berlin"
+rate = "1MB/s"
+%s`, testutil.FreeAddr(t, "tcp"), more), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("")
+	var now atomic.Int64 // Unix
+	setClock := func(text string) {
+		t.Helper()
+		at, err := time.Parse(time.RFC3339, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		now.Store(at.Unix())
+	}
+	setClock("2026-11-27T07:59:59+01:00") // a Friday
+	ctx, cancel := context.WithCancel(t.Context())
+	log := new(testutil.Buffer)
+	reload := make(chan os.Signal)
+	done := make(chan error, 1)
+	control := filepath.Join(folder, "control.sock")
+	go func() {
+		done <- Run(ctx, Options{
+			Config: config, Control: control, ControlRequired: true, Log: log, Reload: reload, Force: make(chan os.Signal),
+			Now: func() time.Time { return time.Unix(now.Load(), 0) },
+		})
+	}()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	log.WaitFor(t, "msg=ready")
+	c := api.NewClient(control)
+	expect := func(what string, rate float64, connections int) {
+		t.Helper()
+		var l api.Limit
+		var err error
+		end := time.Now().Add(10 * time.Second)
+		for time.Now().Before(end) {
+			if l, err = c.Limit(t.Context(), "l"); err == nil && l.Rate == rate && l.MaxConnections == connections {
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		t.Fatalf("%s: %.0f B/s and %d connections, want %.0f and %d; %v", what, l.Rate, l.MaxConnections, rate, connections, err)
+	}
+	expect("at night", 8e6, 10)
+	setClock("2026-11-27T08:00:00+01:00")
+	expect("in the morning", 2e6, 5)
+	setClock("2026-11-27T12:30:00+01:00")
+	expect("at noon", 1e6, 5)
+	l, err := c.Limit(t.Context(), "l")
+	if err != nil || len(l.Scheduled) != 2 || !l.Scheduled[1].Holds || l.Scheduled[1].Changes.Unix() != now.Load()+1800 || l.Scheduled[0].Set["max_connections"] != "5" {
+		t.Errorf("%v; %+v", err, l.Scheduled)
+	}
+	if _, err := c.SetLimit(t.Context(), "l", api.SetLimit{Set: map[string]string{"rate": "3MB/s"}}); err != nil {
+		t.Fatal(err)
+	}
+	expect("set by an operator", 3e6, 5)
+	setClock("2026-11-28T12:59:59+01:00") // a Saturday
+	expect("the next day, and the operator's", 3e6, 10)
+	if _, err := c.UnsetLimit(t.Context(), "l", ""); err != nil {
+		t.Fatal(err)
+	}
+	expect("on Saturday at noon", 1e6, 10)
+	setClock("2026-11-27T17:00:00+01:00")
+	expect("a day back", 2e6, 5)
+	write("[[override]]\nlimit = \"l\"\nwhen = \"Fri 16:00-18:00 Europe/Berlin\"\nmax_connections = 7\n")
+	reload <- os.Interrupt
+	expect("after a reload", 2e6, 7)
+	setClock("2026-11-27T18:00:00+01:00")
+	expect("in the evening", 8e6, 10)
+	if text := log.String(); strings.Contains(text, "level=ERROR") || !strings.Contains(text, `when="Mon-Fri 08:00-18:00 Europe/Berlin"`) {
+		t.Error(text)
+	}
+}
