@@ -184,6 +184,11 @@ func (c *Client) UnsetLimit(ctx context.Context, name, source string, keys ...st
 	return l, err
 }
 
+// ResetBucket forgets what the bucket of a limit owes, or with a source that of the bucket of this source.
+func (c *Client) ResetBucket(ctx context.Context, name, source string) error {
+	return c.call(ctx, responseTimeout, http.MethodDelete, limitPath(name)+"/bucket", query("source", source), nil, nil)
+}
+
 // Blocks returns the blocked prefixes.
 func (c *Client) Blocks(ctx context.Context) ([]Block, error) {
 	return get[[]Block](ctx, c, "/blocks", nil)

@@ -68,6 +68,28 @@ func (p *Plane) bucket(i int, k shaper.Key, now leaky.Time) (b shaper.BucketStat
 	return b, true
 }
 
+// ForgetBucket forgets what the buckets of a key of limit i owe: its packets and connections may pass as those of a new key. It returns
+// false if the limit has no buckets here that can be told apart by such a key, or one that is a calendar, or shared by hosts.
+func (p *Plane) ForgetBucket(i int, k shaper.Key) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.kernel == nil || p.policy == nil || i >= p.policy.Len() {
+		return false
+	}
+	l := p.policy.Limit(i)
+	if !l.InPacketPlane() || l.Shared || l.Key&shaper.KeyConnection != 0 || p.policy.Calendars()&(1<<i) != 0 {
+		return false
+	}
+	limit := encodeLimit(p.policy, i, p.numbers.limits[l.Name], p.kernel.Hashes)
+	key := p.kernel.hashKey(l.Key, &k, p.attachmentNumber(p.numbers.attachments, k.Origin))
+	for j := range limit.Meter {
+		if until, ok := p.kernel.lookup(limit.Meter[j].Tag, join(&limit.Meter[j], key)); ok {
+			atomic.StoreUint64(until, 0)
+		}
+	}
+	return true
+}
+
 // newConnsDepart returns when a bucket of new connections, which drains after a time, admits the next one.
 func newConnsDepart(s *leaky.Shape, backlog, now leaky.Time) leaky.Time {
 	var b leaky.Bucket

@@ -120,6 +120,15 @@ func TestBucketConnections(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %+v", c.client, got, ok, c.want)
 		}
 	}
+	if !plane.ForgetBucket(0, p.KeyOf(0, netip.MustParseAddr("10.0.0.1"))) {
+		t.Fatal("nothing to forget")
+	}
+	for source, want := range map[string]shaper.BucketState{"10.0.0.1": {InFlight: 3}, "10.0.0.2": {InFlight: 1, NextAdmission: time.Minute}} {
+		got, _ := plane.bucket(0, p.KeyOf(0, netip.MustParseAddr(source)), leaky.Time(b.now)*leaky.FromDuration(1))
+		if got != want {
+			t.Errorf("%s after a reset: %+v, want %+v", source, got, want)
+		}
+	}
 }
 
 // TestPlane_Bucket reads a bucket of a plane by its flow, and none before there is a policy.

@@ -232,6 +232,11 @@ var endpoints = map[string]endpoint{
 		},
 		asks: []ask{{code: 200}, {at: "?keys=rate,burst", code: 200}, {at: "?source=192.0.2.0/24", code: 200}, {at: "?source=192.0.2", code: 400, fine: true}, unknownLimit, rejected, daemonFails, whileStopping},
 	},
+	"DELETE /v1/limits/{limit}/bucket": {
+		says: "Forget what the bucket of a limit owes", answer: api.Limit{}, errors: []int{400, 404, 422, 500, 503},
+		query: map[string]param{"source": text("Address of the source whose bucket it is; without it, the limit has one for all.")},
+		asks:  []ask{{code: 200}, {at: "?source=192.0.2.1", code: 200}, {at: "?source=192.0.2.0/24", code: 400, fine: true}, unknownLimit, rejected, daemonFails, whileStopping},
+	},
 	"POST /v1/blocks": {
 		says: "Block a source prefix", body: api.SetBlock{}, answer: []api.Block{}, errors: []int{400, 413, 422, 500, 503},
 		asks: append(

@@ -47,6 +47,10 @@ func (d *fakeDaemon) Scheduled(string) []api.Scheduled {
 	return []api.Scheduled{{When: []string{"08:00-18:00"}, Set: map[string]string{"rate": "1MB/s"}, Holds: true}}
 }
 
+func (d *fakeDaemon) ResetBucket(_ context.Context, limit string, _ netip.Addr) error {
+	return d.record("reset " + limit)
+}
+
 func (d *fakeDaemon) SetLimit(_ context.Context, limit string, _ netip.Prefix, _ map[string]string, _ time.Duration, _ bool) error {
 	return d.record("set " + limit)
 }

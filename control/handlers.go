@@ -173,6 +173,21 @@ func (a *handlers) unsetLimit(w http.ResponseWriter, q *http.Request) {
 	a.getLimit(w, q)
 }
 
+func (a *handlers) resetBucket(w http.ResponseWriter, q *http.Request) {
+	var source netip.Addr
+	if text := q.URL.Query().Get("source"); text != "" {
+		var err error
+		if source, err = netip.ParseAddr(text); err != nil || source.Zone() != "" {
+			badRequest(w, "source: %q is not an address", text)
+			return
+		}
+	}
+	if _, i := a.findLimit(w, q); i < 0 || writeError(w, a.Daemon.ResetBucket(q.Context(), q.PathValue("limit"), source.Unmap())) {
+		return
+	}
+	a.getLimit(w, q)
+}
+
 func (a *handlers) block(w http.ResponseWriter, q *http.Request) {
 	var s api.SetBlock
 	if !readBody(w, q, &s) {

@@ -98,6 +98,7 @@ type Daemon interface {
 	AddLedger(*api.Shared)
 
 	Scheduled(limit string) []api.Scheduled
+	ResetBucket(ctx context.Context, limit string, source netip.Addr) error
 	SetLimit(ctx context.Context, limit string, sources netip.Prefix, set map[string]string, d time.Duration, untilReload bool) error
 	UnsetLimit(ctx context.Context, limit string, sources netip.Prefix, keys []string) error // without keys, all of them
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
@@ -249,6 +250,7 @@ func (a *handlers) routes() []route {
 
 		{"PATCH /v1/limits/{limit}", Admin, a.setLimit},
 		{"DELETE /v1/limits/{limit}/override", Admin, a.unsetLimit},
+		{"DELETE /v1/limits/{limit}/bucket", Admin, a.resetBucket},
 		{"POST /v1/blocks", Admin, a.block},
 		{"DELETE /v1/blocks", Admin, a.unblock},
 		{"PUT /v1/bypass", Admin, a.bypass},

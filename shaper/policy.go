@@ -405,6 +405,16 @@ func (p *Policy) Key(i int, f *Flow, r Route) Key {
 	return k
 }
 
+// KeyOf returns the key of a source under limit i, whose key is the source alone, or nothing.
+func (p *Policy) KeyOf(i int, source netip.Addr) Key {
+	l := &p.limits[i]
+	k := Key{Limit: p.states[i].ID}
+	if l.Key&KeySource != 0 {
+		k.Source = maskSource(source, l.IPv4Prefix, l.IPv6Prefix)
+	}
+	return k
+}
+
 // Listeners returns the states of the policy's listeners, by index.
 func (p *Policy) Listeners() []*ListenerState { return p.listeners }
 

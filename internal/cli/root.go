@@ -125,7 +125,7 @@ invalid command line, 3 when no daemon answers.`,
 			downstreamsCommand(e), sharedCommand(e), explainCommand(e), blocksCommand(e), eventsCommand(e),
 		},
 		groupControl: {
-			setCommand(e), unsetCommand(e), modeCommand(e, shaper.Observe), modeCommand(e, shaper.Enforce), blockCommand(e), unblockCommand(e),
+			setCommand(e), unsetCommand(e), resetCommand(e), modeCommand(e, shaper.Observe), modeCommand(e, shaper.Enforce), blockCommand(e), unblockCommand(e),
 			holdCommand(e), resumeCommand(e), bypassCommand(e), reloadCommand(e), stopCommand(e),
 		},
 		groupHost: {

@@ -305,6 +305,35 @@ func (s *server) errNotSet(target, what string) error {
 	return &refusedError{errors.New(msg)}
 }
 
+// ResetBucket forgets what the bucket of a limit owes, or with a valid source that of the bucket of this source.
+func (s *server) ResetBucket(ctx context.Context, limit string, source netip.Addr) error {
+	return s.withAudit(ctx, func(context.Context) error {
+		p := s.shaper.Policy()
+		i := p.Find(limit)
+		if i < 0 {
+			return &notFoundError{fmt.Errorf("unknown limit %q", limit)}
+		}
+		l := p.Limit(i)
+		switch {
+		case l.Shared:
+			return &refusedError{fmt.Errorf("hosts share limit %q: what one forgets, others know", limit)}
+		case l.Key != 0 && l.Key != shaper.KeySource:
+			return &refusedError{fmt.Errorf("limit %q has a bucket for each %v: only those by source, or one for all, can be reset", limit, l.Key)}
+		case l.Key == 0 && source.IsValid():
+			return &refusedError{fmt.Errorf("limit %q has one bucket for all sources: leave out the source", limit)}
+		case l.Key != 0 && !source.IsValid():
+			return &refusedError{fmt.Errorf("limit %q has a bucket for each source: name one with --source", limit)}
+		}
+		k := p.KeyOf(i, source)
+		if !l.InPacketPlane() {
+			s.proxy.ForgetBucket(i, k)
+		} else if !s.plane.forgetBucket(i, k) {
+			return &refusedError{fmt.Errorf("the bucket of limit %q cannot be reset: other limits delay its packets differently", limit)}
+		}
+		return nil
+	}, "bucket reset by operator", "limit", limit, "source", source.String())
+}
+
 // Block blocks a prefix. It never shortens an existing block: a script that blocks for ten
 // minutes must not undo a permanent block.
 func (s *server) Block(ctx context.Context, p netip.Prefix, d time.Duration) error {

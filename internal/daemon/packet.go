@@ -74,6 +74,12 @@ func (p *packetPlane) bucketOf(i int, f *shaper.Flow, r shaper.Route) (shaper.Bu
 	return plane.Bucket(i, f, r)
 }
 
+// forgetBucket forgets what the bucket of a key owes, or returns false if that is not possible.
+func (p *packetPlane) forgetBucket(i int, k shaper.Key) bool {
+	plane := p.published.Load()
+	return plane != nil && plane.ForgetBucket(i, k)
+}
+
 // planeChange is a prepared change of the packet plane. It is committed together with that of
 // the proxy plane.
 type planeChange struct {
