@@ -15,7 +15,7 @@ func passes(h History, now Time) bool {
 	if h.Depart(now) > now {
 		return false
 	}
-	h.Charge(now)
+	h.Charge(1, now)
 	return true
 }
 
@@ -32,26 +32,24 @@ func newFixedWindow(n uint64, per time.Duration) *fixedWindow {
 	return w
 }
 
-func (w *fixedWindow) Depart(now Time) Time { return w.Bucket.Depart(&w.Shape, now) }
-func (w *fixedWindow) Charge(now Time)      { w.Bucket.Charge(&w.Shape, 0, 1, now) }
-func (w *fixedWindow) EmptyAt() Time        { return w.DrainedAt() }
+func (w *fixedWindow) Depart(now Time) Time      { return w.Bucket.Depart(&w.Shape, now) }
+func (w *fixedWindow) Charge(n uint64, now Time) { w.Bucket.Charge(&w.Shape, 0, n, now) }
+func (w *fixedWindow) EmptyAt() Time             { return w.DrainedAt() }
 
 func (w *fixedWindow) Used(now Time) uint64 {
 	_, n := w.Backlog(&w.Shape, now)
 	return n
 }
 
+func (w *fixedWindow) With(Count, Time) History  { panic("not used") }
 func (w *fixedWindow) Inherit(o History, _ Time) { w.Merge(o.(*fixedWindow).Bucket) }
+func (w *fixedWindow) Size() int                 { return 16 }
 
 // 60 s windows, 18 s into one, 80 events in the one before and 20 in this one: the estimate is 20 + 80 * 0.7 = 76.
 func TestSlidingWindow_Estimate(t *testing.T) {
 	w := NewSlidingWindow(NewCount(100, time.Minute))
-	for range 80 {
-		w.Charge(70 * Second)
-	}
-	for range 20 {
-		w.Charge(130 * Second)
-	}
+	w.Charge(80, 70*Second)
+	w.Charge(20, 130*Second)
 	if got := w.Used(138 * Second); got != 76 {
 		t.Errorf("estimate %d", got)
 	}
@@ -159,7 +157,7 @@ func TestHistory_Naive(t *testing.T) {
 						}
 						now = depart
 					}
-					h.Charge(now)
+					h.Charge(1, now)
 					m.passed = append(m.passed, now)
 					passed++
 				}
@@ -206,19 +204,19 @@ func TestHistory_Inherit(t *testing.T) {
 					now += Time(rnd.Uint64N(uint64(Second) / 5))
 				}
 				for _, h := range append(all, heir) {
-					h.Charge(now)
+					h.Charge(1, now)
 				}
 			}
 		}
 	}
 }
 
-// A log keeps as many of its last events as its new limit allows, and for as long.
-func TestSlidingLog_Resize(t *testing.T) {
+// A log keeps what it knows under another limit, and counts it as far as that goes back.
+func TestSlidingLog_With(t *testing.T) {
 	const tenth = Second / 10
 	l := NewSlidingLog(NewCount(4, time.Second))
 	for i := range Time(7) {
-		l.Charge(100*tenth + 3*i*tenth)
+		l.Charge(1, 100*tenth+3*i*tenth)
 	}
 	const now = 118 * tenth // of the last one
 	for _, tt := range []struct {
@@ -229,13 +227,103 @@ func TestSlidingLog_Resize(t *testing.T) {
 	}{
 		{4, time.Second, 4, 119 * tenth},
 		{4, 10 * time.Second, 4, 209 * tenth},
-		{2, 10 * time.Second, 2, 215 * tenth},
+		{2, 10 * time.Second, 4, 215 * tenth},
 		{9, 10 * time.Second, 4, now},
 		{9, time.Second / 2, 2, now},
 	} {
-		next := l.Resize(NewCount(tt.n, tt.per), now)
+		next := l.With(NewCount(tt.n, tt.per), now)
 		if got := next.Used(now); got != tt.used || next.Depart(now) != tt.next {
 			t.Errorf("%d per %v: %d used, next at %v", tt.n, tt.per, got, next.Depart(now).Duration())
 		}
 	}
+}
+
+// The maximum goes down for a moment, and up again: what has passed before counts.
+func TestHistory_DownAndUp(t *testing.T) {
+	for _, h := range []History{NewSlidingWindow(NewCount(100, time.Minute)), NewSlidingLog(NewCount(100, time.Minute))} {
+		now := 600*Second + Second/2
+		n := 0
+		for ; passes(h, now); n++ {
+		}
+		h = h.With(NewCount(5, time.Minute), now)
+		if passes(h, now+Second) {
+			t.Errorf("%T: one passes when 100 have and 5 may", h)
+		}
+		now += 2 * Second
+		for h = h.With(NewCount(100, time.Minute), now); passes(h, now); n++ {
+		}
+		if n != 100 {
+			t.Errorf("%T: %d have passed within a minute", h, n)
+		}
+		if h.EmptyAt() > now+120*Second {
+			t.Errorf("%T: empty only %v later", h, (h.EmptyAt() - now).Duration())
+		}
+	}
+}
+
+// Of a source that always wants more, a sliding window lets one less than the maximum pass in each period.
+func TestSlidingWindow_Throughput(t *testing.T) {
+	for _, n := range []uint64{2, 10, 100} {
+		w := NewSlidingWindow(NewCount(n, time.Second))
+		passed := uint64(0)
+		for now := 10 * Second; now < 110*Second; now = w.Depart(now) {
+			w.Charge(1, now)
+			passed++
+		}
+		if passed < 100*(n-1) || passed > 100*(n-1)+n+2 {
+			t.Errorf("%d a second: %d in 100 s", n, passed)
+		}
+	}
+}
+
+// Units that wait for windows fill each of them, and none with more than its number.
+func TestWindow_NeverMore(t *testing.T) {
+	for _, n := range []uint64{3, 7, 999_985} {
+		s := Shape{MaxDelay: Forever / 4}
+		s.Packets, s.PacketsBurst = NewWindow(n, time.Second)
+		s.Window = Second
+		var b Bucket
+		passed := map[Time]uint64{}
+		const now = 5 * Second
+		for range 4 * n {
+			depart, ok := b.Offer(&s, 0, 1, now)
+			if !ok {
+				t.Fatal("refused")
+			}
+			passed[depart/Second]++
+		}
+		for window, got := range passed {
+			if got > n || window < 8 && got < n-1 {
+				t.Errorf("%d in window %d, want %d", got, window, n)
+			}
+		}
+	}
+}
+
+// FuzzSlidingLog compares a log whose limit changes with one that keeps everything.
+func FuzzSlidingLog(f *testing.F) {
+	f.Add([]byte{1, 2, 3, 200, 4, 5, 6})
+	f.Fuzz(func(t *testing.T, ops []byte) {
+		h := History(NewSlidingLog(NewCount(3, time.Second)))
+		var all []Time
+		now, n := 100*Second, 3
+		for _, op := range ops {
+			now += Time(op%16) * Second / 20
+			if op > 200 {
+				n = 1 + int(op%7)
+				h = h.With(NewCount(uint64(n), time.Second), now)
+			}
+			within := 0
+			for _, at := range all {
+				if at+Second > now {
+					within++
+				}
+			}
+			if got := passes(h, now); got != (within < n) {
+				t.Fatalf("at %d with %d within a second of %d: %v", now, within, n, got)
+			} else if got {
+				all = append(all, now)
+			}
+		}
+	})
 }

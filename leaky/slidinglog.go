@@ -1,13 +1,17 @@
 package leaky
 
-// MaxLog is the maximum N of a [SlidingLog].
+import "unsafe"
+
+// MaxLog is the maximum N of a [SlidingLog], and of the events that it keeps.
 const MaxLog = 1000
 
-// SlidingLog keeps the instants of the last N events: at most N pass in any interval of Per, not counting one of its ends.
+// SlidingLog keeps the instants of the last events: at most N pass in any interval of Per, not counting one of its ends. It keeps the
+// last N, and before these as many as there have been within Per: so if N was lowered and is raised again, what has passed counts.
 type SlidingLog struct {
 	Count
-	times []Time // a ring once there are N: the oldest is at next
-	next  int
+	ring []Time
+	head int // of the oldest
+	n    int
 }
 
 // NewSlidingLog returns an empty history.
@@ -15,10 +19,10 @@ func NewSlidingLog(c Count) *SlidingLog { return &SlidingLog{Count: c} }
 
 // nth returns the instant of the n-th last event, from 0, or false if it is not known, or too long ago to matter at now.
 func (l *SlidingLog) nth(n int, now Time) (Time, bool) {
-	if n >= len(l.times) {
+	if n >= l.n {
 		return 0, false
 	}
-	t := l.times[(l.next+len(l.times)-1-n)%len(l.times)]
+	t := l.ring[(l.head+l.n-1-n)%len(l.ring)]
 	return t, t.Add(l.Per) > now
 }
 
@@ -31,19 +35,37 @@ func (l *SlidingLog) Depart(now Time) Time {
 }
 
 // Charge implements [History].
-func (l *SlidingLog) Charge(now Time) {
-	if len(l.times) < int(l.N) {
-		if _, ok := l.nth(0, now); !ok {
-			l.times = l.times[:0]
-		}
-		if n := len(l.times); n == cap(l.times) {
-			l.times = append(make([]Time, 0, min(max(2*n, 4), int(l.N))), l.times...)
-		}
-		l.times = append(l.times, now)
-		return
+func (l *SlidingLog) Charge(n uint64, at Time) {
+	for range min(n, MaxLog) {
+		l.push(at)
 	}
-	l.times[l.next] = now
-	l.next = (l.next + 1) % len(l.times)
+}
+
+func (l *SlidingLog) push(at Time) {
+	if _, ok := l.nth(0, at); !ok {
+		l.head, l.n = 0, 0
+	}
+	for l.n == MaxLog || l.n >= int(l.N) && l.ring[l.head].Add(l.Per) <= at {
+		l.head = (l.head + 1) % len(l.ring)
+		l.n--
+	}
+	if l.n == len(l.ring) {
+		size := min(max(2*l.n, 4), MaxLog)
+		if l.n < int(l.N) {
+			size = min(size, int(l.N))
+		}
+		l.head, l.ring = 0, append(make([]Time, 0, size), l.Times()...)[:size]
+	}
+	l.ring[(l.head+l.n)%len(l.ring)] = at
+	l.n++
+}
+
+// Times returns the instants that are kept, in order.
+func (l *SlidingLog) Times() (all []Time) {
+	for i := range l.n {
+		all = append(all, l.ring[(l.head+i)%len(l.ring)])
+	}
+	return all
 }
 
 // EmptyAt implements [History].
@@ -62,6 +84,17 @@ func (l *SlidingLog) Used(now Time) (n uint64) {
 	return n
 }
 
+// With implements [History].
+func (l *SlidingLog) With(c Count, _ Time) History {
+	if l.Count == c {
+		return l
+	}
+	next := NewSlidingLog(c)
+	next.ring = l.Times()
+	next.n = len(next.ring)
+	return next
+}
+
 // Inherit implements [History].
 func (l *SlidingLog) Inherit(o History, now Time) {
 	from := o.(*SlidingLog)
@@ -71,16 +104,19 @@ func (l *SlidingLog) Inherit(o History, now Time) {
 		b, _ := from.nth(n, now)
 		times = append(times, max(a, b))
 	}
-	l.times, l.next = times, 0
+	l.ring, l.head, l.n = times, 0, len(times)
 }
 
-// Resize returns the history under another Count.
-func (l *SlidingLog) Resize(c Count, now Time) *SlidingLog {
-	was := SlidingLog{Count{l.N, c.Per}, l.times, l.next}
-	next := NewSlidingLog(c)
-	for n := min(was.Used(now), c.N); n > 0; n-- {
-		t, _ := was.nth(int(n)-1, now)
-		next.Charge(t)
+// Size implements [History].
+func (l *SlidingLog) Size() int {
+	return int(unsafe.Sizeof(*l)) + cap(l.ring)*int(unsafe.Sizeof(Time(0)))
+}
+
+// Window returns what is known as two counters.
+func (l *SlidingLog) Window(c Count) *SlidingWindow {
+	w := NewSlidingWindow(c)
+	for _, t := range l.Times() {
+		w.Charge(1, t)
 	}
-	return next
+	return w
 }

@@ -3,10 +3,11 @@ package leaky
 import "time"
 
 // NewWindow returns the rate and the burst, as time, of a [Shape] with a Window that lets n units pass in each, from 1 to
-// per / 1ns: the cost of a unit is rounded down, so that n of them fit.
+// per / 1ns. The cost of a unit is rounded up, so that no more than n pass in a window if units wait for it, and the burst is longer
+// than n - 1 units by less than one, so that n pass if what is owed from before is less than a unit.
 func NewWindow(n uint64, per time.Duration) (rate Rate, burst Time) {
-	cost := FromDuration(per) / Time(n)
-	return Rate{mult: uint64(cost), max: uint64(Forever / cost)}, cost * Time(n-1)
+	cost := (FromDuration(per) + Time(n) - 1) / Time(n)
+	return Rate{mult: uint64(cost), max: uint64(Forever / cost)}, cost*Time(n) - 1
 }
 
 // packetClock is the clock of packets. A fixed window is a bucket whose clock stands at the end of the present window: what
