@@ -19,6 +19,11 @@ type Backlog struct {
 	Port           uint16
 	Listen         string
 	Bytes, Packets uint64
+
+	// Of a history of new connections, by a clock that goes on: when they have passed, or the number of a window, and those in
+	// it and in the one before. Packets are those that count.
+	Times                     []leaky.Time `json:",omitempty"`
+	Window, Current, Previous uint64       `json:",omitempty"`
 }
 
 // Backlogs returns at most n backlogs at now, those that drain last first. Buckets of
@@ -66,6 +71,12 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 			if used := e.history.Used(now); used > 0 {
 				d := newBacklog(&e.key, st, listeners)
 				d.Packets = used
+				switch h := e.history.(type) {
+				case *leaky.SlidingLog:
+					d.Times = h.Times()
+				case *leaky.SlidingWindow:
+					d.Window, d.Current, d.Previous = uint64(h.Window), h.Current, h.Previous
+				}
 				all = append(all, entry{d, e.emptyAt})
 			}
 		}
@@ -109,18 +120,40 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 		}
 		if d.NewConnections && p.limits[i].Algorithm.HasHistory() {
 			l := p.LimitFor(i, &k)
-			h := l.newHistory()
-			charge(h, min(d.Packets, l.NewConnections.N), now)
-			s.CheckInHistory(p.states[i], p.largestCount(i), k, h, now)
+			s.CheckInHistory(p.states[i], l, k, l.restoreHistory(&d, now.Sub(ago), now), now)
 			continue
 		}
-		s.restore(&k, shape, p.limits[i].Shared, d, ago, now)
+		var keyed *keyedShapes
+		if p.tiered&(1<<i) != 0 {
+			keyed = &keyedShapes{p, i, d.NewConnections}
+		}
+		s.restore(&k, shape, keyed, p.limits[i].Shared, d, ago, now)
 	}
 }
 
-func (s *Shaper) restore(k *Key, shape *leaky.Shape, shared bool, d Backlog, ago, now leaky.Time) {
+// restoreHistory returns the history of a key of l that had a backlog at saved, an instant of a clock that has gone on.
+func (l *Limit) restoreHistory(d *Backlog, saved, now leaky.Time) leaky.History {
+	h := l.newHistory()
+	w, isWindow := h.(*leaky.SlidingWindow)
+	switch {
+	case len(d.Times) > 0:
+		for _, t := range d.Times {
+			h.Charge(1, min(t, now))
+		}
+	case isWindow && d.Current+d.Previous > 0 && leaky.Time(d.Window) <= now/w.Per && (leaky.Time(d.Window)+1)*w.Per > saved:
+		w.Window, w.Current, w.Previous = leaky.Time(d.Window), d.Current, d.Previous
+	default:
+		h.Charge(d.Packets, saved)
+	}
+	return h
+}
+
+func (s *Shaper) restore(k *Key, shape *leaky.Shape, keyed *keyedShapes, shared bool, d Backlog, ago, now leaky.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if known := s.table.limit(k.Limit); known.whole == nil {
+		known.keyed = keyed
+	}
 	l := s.table.learn(k.Limit, shape, shared, now)
 	b := l.fresh
 	share := l.shareOf(k)

@@ -165,6 +165,16 @@ func (l *Limit) validateSources(groups []Group, bad func(key, format string, arg
 	for _, name := range l.Except.Group {
 		find("except.group", name)
 	}
+	for _, p := range l.Except.Source {
+		if !validSource(p) {
+			bad("except.source", "%v: invalid, or IPv4 in the form of IPv6", p)
+		}
+	}
+	for i := range l.BySource {
+		if p := l.BySource[i].Source; !validSource(p) {
+			bad("values", "%v: invalid, or IPv4 in the form of IPv6", p)
+		}
+	}
 	if !l.HasTiers() {
 		return
 	}
@@ -179,6 +189,9 @@ func (l *Limit) validateSources(groups []Group, bad func(key, format string, arg
 		bad("for", "unsupported with adapt")
 	}
 	check := func(key string, p netip.Prefix) {
+		if !validSource(p) {
+			return // reported elsewhere
+		}
 		if bits, name := l.PrefixOf(p.Addr()); p.Bits() > bits {
 			bad(key, "%v is longer than %s = %d: a bucket has one value", p, name, bits)
 		}
@@ -207,6 +220,9 @@ func (l *Limit) validateSources(groups []Group, bad func(key, format string, arg
 		}
 	}
 }
+
+// validSource reports whether p is a prefix in the form in which addresses of sources are.
+func validSource(p netip.Prefix) bool { return p.IsValid() && !(p.Addr().Is4In6() && p.Bits() >= 96) }
 
 // CheckValues returns an error if a tier of l cannot have these values.
 func (l *Limit) CheckValues(v *Values) (err error) {

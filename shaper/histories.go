@@ -10,15 +10,16 @@ import (
 // historyMemory is how much memory the histories of one limit may take, in bytes.
 const historyMemory = 16 << 20
 
-// histories are those of the keys of one limit that no one has checked out. Like a table of buckets it never grows beyond its
-// capacity. If it is full, the history that is empty first is evicted, and a new key inherits from all that were evicted before
+// histories are those of the keys of one limit that no one has checked out. Like a table of buckets they take no more than so much
+// memory. If there is no more, the history that is empty first is evicted, and a new key inherits from all that were evicted before
 // they were empty.
 type histories struct {
-	limit    Limit // with the largest maximum and the longest period of all keys
-	capacity int
-	byKey    map[Key]*historyEntry
-	soonest  historyHeap
-	floor    leaky.History
+	limit   Limit // with the largest maximum and the longest period of all keys, when they had histories last
+	byKey   map[Key]*historyEntry
+	soonest historyHeap
+	size    int // of all, in bytes
+	most    int // maximum of size
+	floor   leaky.History
 
 	evicted uint64 // before they were empty
 }
@@ -27,11 +28,15 @@ type historyEntry struct {
 	key     Key
 	history leaky.History
 	emptyAt leaky.Time
+	size    int
 	index   int // in the heap
 }
 
+// entrySize is what an entry takes besides its history: itself, and its places in the map and in the heap.
+const entrySize = 280
+
 func newHistories(l *Limit) *histories {
-	h := &histories{byKey: map[Key]*historyEntry{}}
+	h := &histories{byKey: map[Key]*historyEntry{}, most: historyMemory}
 	h.follow(l, 0)
 	return h
 }
@@ -39,19 +44,23 @@ func newHistories(l *Limit) *histories {
 // follow makes h keep the histories of l, a limit of the same name as before, from now on. Those that it has are converted when
 // they are taken.
 func (h *histories) follow(l *Limit, now leaky.Time) {
-	size := 320 // of an entry and its key
-	if l.Algorithm == SlidingLog {
-		size += 8 * int(l.NewConnections.N)
-	}
-	h.limit, h.capacity = *l, historyMemory/size
+	h.limit = *l
 	h.floor = l.continueHistory(h.floor, now)
 }
 
-// take removes the history of k, and returns it, or that of a new key of l.
+// take removes the history of k, and returns it as one of l, or that of a new key.
 func (h *histories) take(k Key, l *Limit, now leaky.Time) leaky.History {
+	history := h.peek(k, l, now)
 	if e := h.byKey[k]; e != nil {
 		h.remove(e)
-		return e.history
+	}
+	return history
+}
+
+// peek returns the history of k as one of l, or that of a new key. It may be the one that h keeps: it must not be charged.
+func (h *histories) peek(k Key, l *Limit, now leaky.Time) leaky.History {
+	if e := h.byKey[k]; e != nil {
+		return l.continueHistory(e.history, now)
 	}
 	history := l.newHistory()
 	if h.floor.EmptyAt() > now {
@@ -63,25 +72,36 @@ func (h *histories) take(k Key, l *Limit, now leaky.Time) leaky.History {
 func (h *histories) remove(e *historyEntry) {
 	heap.Remove(&h.soonest, e.index)
 	delete(h.byKey, e.key)
+	h.size -= e.size
 }
 
-// put adds the history of k, which has none here.
-func (h *histories) put(k Key, history leaky.History, now leaky.Time) {
-	emptyAt := history.EmptyAt()
-	if emptyAt <= now {
-		return
+// put adds a history of l to that of k.
+func (h *histories) put(k Key, l *Limit, history leaky.History, now leaky.Time) {
+	if e := h.byKey[k]; e != nil {
+		h.remove(e)
+		history.Inherit(l.continueHistory(e.history, now), now)
 	}
-	e := &historyEntry{key: k, history: history, emptyAt: emptyAt}
-	h.byKey[k] = e
-	heap.Push(&h.soonest, e)
-	for range 2 { // more than are added, until all that are empty are gone
+	if emptyAt := history.EmptyAt(); emptyAt > now {
+		e := &historyEntry{key: k, history: history, emptyAt: emptyAt, size: entrySize + history.Size()}
+		h.byKey[k] = e
+		h.size += e.size
+		heap.Push(&h.soonest, e)
+	}
+	h.makeRoom(now)
+}
+
+// makeRoom removes some of those that are empty, more than are added, and evicts as many as are too many.
+func (h *histories) makeRoom(now leaky.Time) {
+	for n := 0; len(h.soonest) > 0; n++ {
 		switch first := h.soonest[0]; {
-		case first.emptyAt <= now:
+		case first.emptyAt <= now && n < 8:
 			h.remove(first)
-		case len(h.soonest) > h.capacity:
+		case h.size > h.most:
 			h.remove(first)
 			h.floor.Inherit(h.limit.continueHistory(first.history, now), now)
 			h.evicted++
+		default:
+			return
 		}
 	}
 }
@@ -93,14 +113,26 @@ func (s *Shaper) CheckOutHistory(p *Policy, i int, k Key, b *leaky.Bucket, shape
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l, st := p.LimitFor(i, &k), p.states[i]
-	if st.histories == nil && l.Algorithm.HasHistory() {
-		st.histories = newHistories(p.largestCount(i))
+	if l.Algorithm.HasHistory() {
+		if st.histories == nil {
+			st.histories = newHistories(p.largestCount(i))
+		}
+		return l.ContinueHistory(st.histories.take(k, l, now), b, shape, now)
 	}
-	var history leaky.History
-	if st.histories != nil && (l.Algorithm.HasHistory() || st.histories.byKey[k] != nil) {
-		history = st.histories.take(k, l, now)
+	if h := st.histories; h != nil {
+		if e := h.byKey[k]; e != nil {
+			h.remove(e)
+			l.ContinueHistory(e.history, b, shape, now)
+		} else if h.floor.EmptyAt() > now {
+			var owed leaky.Bucket
+			l.ContinueHistory(h.floor, &owed, shape, now)
+			b.Merge(owed)
+		}
+		if h.makeRoom(now); len(h.soonest) == 0 && h.floor.EmptyAt() <= now {
+			st.histories = nil
+		}
 	}
-	return l.ContinueHistory(history, b, shape, now)
+	return nil
 }
 
 // largestCount returns limit i with the largest maximum of new connections, and the longest period, of all keys.
@@ -125,38 +157,28 @@ func (l *Limit) ContinueHistory(h leaky.History, b *leaky.Bucket, shape *leaky.S
 	}
 	h = l.continueHistory(h, now)
 	if _, owed := b.Backlog(shape, now); !b.Drained(now) {
-		charge(h, min(owed+1, l.NewConnections.N), now)
+		h.Charge(owed+1, now) // a part of one is one
 		*b = leaky.Bucket{}
 	}
 	return h
 }
 
-// continueHistory returns h, which may be nil, as a history of l, which has such.
+// continueHistory returns h, which may be nil, as a history of l, which has such. It is h itself if it is one already.
 func (l *Limit) continueHistory(h leaky.History, now leaky.Time) leaky.History {
-	next := l.newHistory()
+	c := leaky.NewCount(l.NewConnections.N, l.NewConnections.Per)
 	switch was := h.(type) {
-	case nil:
-		return next
 	case *leaky.SlidingLog:
-		if to, ok := next.(*leaky.SlidingLog); ok {
-			if was.Count == to.Count {
-				return h
-			}
-			return was.Resize(to.Count, now)
+		if l.Algorithm == SlidingWindow {
+			return was.Window(c)
 		}
 	case *leaky.SlidingWindow:
-		if to, ok := next.(*leaky.SlidingWindow); ok && was.Count == to.Count {
-			return h
+		if l.Algorithm == SlidingLog {
+			return was.Log(c, now)
 		}
+	default:
+		return l.newHistory()
 	}
-	charge(next, min(h.Used(now), l.NewConnections.N), now)
-	return next
-}
-
-func charge(h leaky.History, n uint64, now leaky.Time) {
-	for range n {
-		h.Charge(now)
-	}
+	return h.With(c, now)
 }
 
 // CheckInHistory returns a history to s. l is the limit under which it was in use, st its state.
@@ -166,7 +188,7 @@ func (s *Shaper) CheckInHistory(st *LimitState, l *Limit, k Key, h leaky.History
 	if st.histories == nil {
 		st.histories = newHistories(l)
 	}
-	st.histories.put(k, h, now)
+	st.histories.put(k, l, h, now)
 }
 
 // NextAdmission returns when a history that is not checked out would let a connection pass.
@@ -177,26 +199,28 @@ func (s *Shaper) NextAdmission(p *Policy, i int, k Key, now leaky.Time) leaky.Ti
 	if kept == nil {
 		return now
 	}
-	l := p.LimitFor(i, &k)
-	h := kept.take(k, l, now)
-	defer kept.put(k, h, now)
-	return l.continueHistory(h, now).Depart(now)
+	return kept.peek(k, p.LimitFor(i, &k), now).Depart(now)
 }
 
 // HistoryUsage is the fill level of the histories of a limit.
 type HistoryUsage struct {
-	Entries, Capacity int
-	Evicted           uint64 // before they were empty
+	Entries int
+	Bytes   int    // at most 16 MiB
+	Evicted uint64 // before they were empty
 }
 
 // HistoryUsage returns the fill level of the histories of a limit, all 0 before there was one.
-func (s *Shaper) HistoryUsage(st *LimitState) HistoryUsage {
+func (s *Shaper) HistoryUsage(st *LimitState, now leaky.Time) HistoryUsage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h := st.histories; h != nil {
-		return HistoryUsage{len(h.soonest), h.capacity, h.evicted}
+	h := st.histories
+	if h == nil {
+		return HistoryUsage{}
 	}
-	return HistoryUsage{}
+	for len(h.soonest) > 0 && h.soonest[0].emptyAt <= now {
+		h.remove(h.soonest[0])
+	}
+	return HistoryUsage{len(h.soonest), h.size, h.evicted}
 }
 
 // historyHeap orders entries by the instant at which they are empty.

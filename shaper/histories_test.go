@@ -24,7 +24,7 @@ func TestHistories_Eviction(t *testing.T) {
 			}
 			st := p.State(0)
 			st.histories = newHistories(p.Limit(0))
-			st.histories.capacity = 100
+			st.histories.most = 100 * (entrySize + 100)
 			passed := map[Key][]leaky.Time{}
 			now := 10 * leaky.Second
 			total, refused := 0, 0
@@ -35,7 +35,7 @@ func TestHistories_Eviction(t *testing.T) {
 				var b leaky.Bucket
 				h := s.CheckOutHistory(p, 0, k, &b, p.NewConnections(0), now)
 				if h.Depart(now) == now {
-					h.Charge(now)
+					h.Charge(1, now)
 					total++
 					times := passed[k]
 					if passed[k] = append(times, now); len(times) >= n && a == SlidingLog && times[len(times)-n]+60*leaky.Second > now {
@@ -54,11 +54,14 @@ func TestHistories_Eviction(t *testing.T) {
 					refused++
 				}
 				s.CheckInHistory(st, p.Limit(0), k, h, now)
-				if u := s.HistoryUsage(st); u.Entries > u.Capacity || u.Entries != len(st.histories.byKey) {
-					t.Fatalf("%+v, %d by key", u, len(st.histories.byKey))
+				if rnd.IntN(10) == 0 {
+					s.NextAdmission(p, 0, k, now) // a look changes nothing
+				}
+				if h := st.histories; h.size > h.most || len(h.soonest) != len(h.byKey) {
+					t.Fatalf("%d bytes, %d in the heap, %d by key", h.size, len(h.soonest), len(h.byKey))
 				}
 			}
-			u := s.HistoryUsage(st)
+			u := s.HistoryUsage(st, now)
 			if u.Evicted == 0 || total < 100 || refused < 100 {
 				t.Errorf("%+v; %d have passed, %d were refused", u, total, refused)
 			}
@@ -71,43 +74,44 @@ func TestHistories_Eviction(t *testing.T) {
 				if h.Used(now) != 0 {
 					t.Fatal("a new source inherits what has long passed")
 				}
-				if i < 100 {
-					h.Charge(now)
+				if i < 50 {
+					h.Charge(1, now)
 				}
 				s.CheckInHistory(st, p.Limit(0), k, h, now)
 			}
-			if got := s.HistoryUsage(st); got.Evicted != u.Evicted || got.Entries != 100 {
+			if got := s.HistoryUsage(st, now); got.Evicted != u.Evicted || got.Entries != 50 {
 				t.Errorf("%+v, was %+v", got, u)
 			}
 		})
 	}
 }
 
-// A limit takes 16 MiB at most for its histories.
+// A limit takes 16 MiB at most for its histories, also if a reload makes them larger.
 func TestHistories_Memory(t *testing.T) {
 	for _, tt := range []struct {
-		algorithm Algorithm
-		n         uint64
-		keys      int
-	}{{SlidingWindow, 1000, 52_428}, {SlidingLog, 10, 41_943}, {SlidingLog, leaky.MaxLog, 2016}} {
-		l := &Limit{Algorithm: tt.algorithm, NewConnections: Frequency{tt.n, time.Minute}}
-		h := newHistories(l)
-		if h.capacity != tt.keys {
-			t.Errorf("%v of %d: %d keys", tt.algorithm, tt.n, h.capacity)
-		}
+		algorithm   Algorithm
+		n, next     uint64
+		least, most int // keys
+	}{{SlidingWindow, 1000, 1000, 45_000, 55_000}, {SlidingLog, 10, 10, 35_000, 45_000}, {SlidingLog, leaky.MaxLog, leaky.MaxLog, 1900, 2100}, {SlidingLog, 10, leaky.MaxLog, 1900, 2100}} {
+		h := newHistories(&Limit{Algorithm: tt.algorithm, NewConnections: Frequency{tt.n, time.Minute}})
+		l := &Limit{Algorithm: tt.algorithm, NewConnections: Frequency{tt.next, time.Minute}}
 		used := heapOf(func() any {
-			h := newHistories(l)
-			for i := range 2 * h.capacity {
+			for i := range uint64(60_000) {
+				if i == 20_000 {
+					h.follow(l, leaky.Second)
+				}
 				var k Key
-				binary.BigEndian.PutUint32(k.Source[12:], uint32(i))
+				binary.BigEndian.PutUint64(k.Source[8:], i)
 				one := l.newHistory()
-				charge(one, tt.n, leaky.Second)
-				h.put(k, one, leaky.Second)
+				for n := tt.next; n > 0; n -= min(n, 100) {
+					one.Charge(min(n, 100), leaky.Second)
+				}
+				h.put(k, l, one, leaky.Second)
 			}
 			return h
 		})
-		if used > historyMemory*11/10 {
-			t.Errorf("%v of %d: %d bytes", tt.algorithm, tt.n, used)
+		if n := len(h.soonest); used > historyMemory*11/10 || n < tt.least || n > tt.most {
+			t.Errorf("%v of %d, then %d: %d bytes, %d keys", tt.algorithm, tt.n, tt.next, used, n)
 		}
 	}
 }
@@ -142,7 +146,7 @@ func TestHistories_Restore(t *testing.T) {
 					if h.Depart(now) > now {
 						break
 					}
-					h.Charge(now)
+					h.Charge(1, now)
 				} else if _, ok := b.Offer(p.NewConnections(0), 0, 1, now); !ok {
 					break
 				}
@@ -163,10 +167,111 @@ func TestHistories_Restore(t *testing.T) {
 		}
 		left(shapers[0], 3)
 		saved := shapers[0].Backlogs(10, now)
-		now = 135 * leaky.Second
+		now = 135 * leaky.Second // the clock goes on
 		shapers[1].Restore(shapers[1].Policy(), saved, 5*leaky.Second, now)
 		if n := left(shapers[1], 10); n != 2 {
 			t.Errorf("%v: %d more have passed after a restart, want 2", a, n)
 		}
+	}
+}
+
+// A source that comes less often than its limit allows is never refused, however often the daemon restarts.
+func TestHistories_RestoreAgain(t *testing.T) {
+	for _, a := range []Algorithm{SlidingWindow, SlidingLog} {
+		l := Limit{Name: "l", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Algorithm: a, NewConnections: Frequency{10, 24 * time.Hour}}
+		const hour = 3600 * leaky.Second
+		now := 100 * hour
+		var saved []Backlog
+		for i := range 20 {
+			s := New(16)
+			p, err := s.Compile([]Limit{l}, nil, nil, nil, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Restore(p, saved, leaky.Second, now)
+			s.Swap(p, now)
+			k := Key{Limit: p.State(0).ID + 1, Source: [16]byte{15: 1}}
+			var b leaky.Bucket
+			h := s.CheckOutHistory(p, 0, k, &b, p.NewConnections(0), now)
+			if i == 0 {
+				h.Charge(9, now)
+			}
+			if used, want := h.Used(now), i > 2 && a == SlidingLog || i > 3; want && used != 0 {
+				t.Errorf("%v: %d still count after %d restarts, 23 h apart", a, used, i)
+			}
+			s.CheckInHistory(p.State(0), p.Limit(0), k, h, now)
+			now += 23 * hour
+			saved = s.Backlogs(10, now)
+			now += leaky.Second
+		}
+	}
+}
+
+// What was evicted counts when the algorithm changes to one with buckets.
+func TestHistories_FloorBecomesBacklog(t *testing.T) {
+	l := Limit{Name: "l", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Algorithm: SlidingLog, NewConnections: Frequency{5, time.Minute}}
+	s := New(16)
+	now := 100 * leaky.Second
+	swap := func(a Algorithm) *Policy {
+		l.Algorithm, l.BurstConnections = a, 0
+		if a == LeakyBucket {
+			l.BurstConnections = 5
+		}
+		p, err := s.Compile([]Limit{l}, nil, nil, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Swap(p, now)
+		return p
+	}
+	p := swap(SlidingLog)
+	k := Key{Limit: p.State(0).ID + 1, Source: [16]byte{15: 1}}
+	var b leaky.Bucket
+	h := s.CheckOutHistory(p, 0, k, &b, p.NewConnections(0), now)
+	h.Charge(5, now)
+	p.State(0).histories.most = 0
+	s.CheckInHistory(p.State(0), p.Limit(0), k, h, now)
+	if u := s.HistoryUsage(p.State(0), now); u.Evicted != 1 || u.Entries != 0 {
+		t.Fatalf("%+v", u)
+	}
+	p = swap(LeakyBucket)
+	for range 3 { // each time, and not more each time
+		b = s.CheckOut(k, now)
+		s.CheckOutHistory(p, 0, k, &b, p.NewConnections(0), now)
+		if depart := b.Depart(p.NewConnections(0), now); depart < now+11*leaky.Second || depart > now+13*leaky.Second {
+			t.Errorf("the next one departs in %v, want 12 s", (depart - now).Duration())
+		}
+		s.CheckIn(k, b, now)
+	}
+	now += 61 * leaky.Second
+	b = s.CheckOut(k, now)
+	if s.CheckOutHistory(p, 0, k, &b, p.NewConnections(0), now); p.State(0).histories != nil || !b.Drained(now) {
+		t.Error("something is left of it after a minute")
+	}
+}
+
+// A tier that is slower than its limit owes what it owed after a restart.
+func TestTiers_Restore(t *testing.T) {
+	l := Limit{Name: "l", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, Rate: 1e9, MaxDelay: time.Hour}
+	v := l.Values()
+	v.Rate = 8000
+	l.BySource = []SourceValues{{prefixOf("10.0.0.1/32"), v}}
+	var saved []Backlog
+	now := 100 * leaky.Second
+	for i := range 2 {
+		s := New(16)
+		p, err := s.Compile([]Limit{l}, nil, nil, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Restore(p, saved, leaky.Second, now)
+		s.Swap(p, now)
+		f := &Flow{Source: prefixOf("10.0.0.1/32").Addr(), Protocol: UDP}
+		d := s.Decide(p, f, p.Route(f), 1, 100_000, 1, now)
+		if want := now + leaky.Time(i)*99*leaky.Second; d.Depart+leaky.Second/100 < want || d.Depart > want+leaky.Second/100 {
+			t.Errorf("start %d: departs in %v", i, (d.Depart - now).Duration())
+		}
+		saved = s.Backlogs(10, now)
+		now += leaky.Second
 	}
 }

@@ -57,7 +57,7 @@ func (s *Shaper) Swap(next *Policy, now leaky.Time) {
 		if last := s.table.limit(state.ID).whole; last != nil && *last != next.shapes[i] {
 			state.Conformance.reset()
 		}
-		if state.histories != nil && next.limits[i].Algorithm.HasHistory() {
+		if state.histories != nil && next.limits[i].Algorithm.HasHistory() { // others convert what is left
 			state.histories.follow(next.largestCount(i), now)
 		}
 		observe := next.limits[i].Observe

@@ -46,6 +46,11 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 		if slices.ContainsFunc(groups[:i], func(o Group) bool { return o.Name == g.Name }) {
 			errs = append(errs, fmt.Errorf("group %q: duplicate name", g.Name))
 		}
+		for _, p := range g.Source {
+			if !validSource(p) {
+				errs = append(errs, fmt.Errorf("group %q: %v: invalid, or IPv4 in the form of IPv6", g.Name, p))
+			}
+		}
 	}
 	counting := map[string]int{} // number of limits with connections, by attachment
 	names := map[string]bool{}

@@ -251,7 +251,11 @@ func (l *loader) sourceOverrides() {
 			continue // reported elsewhere
 		}
 		limit := &l.c.Limits[i]
-		bad := func(format string, args ...any) { l.add(&node{file: o.file, offset: 1}, fmt.Sprintf(format, args...)) }
+		valid := true
+		bad := func(format string, args ...any) {
+			valid = false
+			l.add(&node{file: o.file, offset: 1}, fmt.Sprintf(format, args...))
+		}
 		switch bits, name := limit.PrefixOf(o.For.Addr()); {
 		case limit.InPacketPlane():
 			bad("%s", noTiers)
@@ -271,7 +275,7 @@ func (l *loader) sourceOverrides() {
 				}
 			}
 			values := tier.Values()
-			if err := limit.CheckValues(&values); err != nil && len(l.mistakes) == 0 {
+			if err := limit.CheckValues(&values); err != nil && valid {
 				bad("%v", err)
 			}
 			limit.BySource = append(limit.BySource, shaper.SourceValues{Source: o.For, Values: values})
