@@ -145,3 +145,38 @@ func TestAlgorithm_Waits(t *testing.T) {
 		})
 	}
 }
+
+// A reload lowers the number for a moment: what has passed counts when it is raised again.
+func TestAlgorithm_DownAndUp(t *testing.T) {
+	for _, a := range algorithms {
+		for _, stays := range []bool{false, true} {
+			r := newAdmissionRig(t, counted(a, 50, time.Minute))
+			r.until(600*leaky.Second + leaky.Second)
+			var open *visitor
+			if stays {
+				open = r.must("10.0.0.1")
+			}
+			pass := func() (n int) {
+				for range 60 {
+					if v := r.visit("10.0.0.1", nil); v.granted {
+						n++
+						v.finish()
+					}
+				}
+				return n
+			}
+			n := pass()
+			r.swap(counted(a, 5, time.Minute))
+			r.sleep(time.Millisecond)
+			n += pass()
+			r.swap(counted(a, 50, time.Minute))
+			n += pass()
+			if open != nil {
+				n++
+			}
+			if n != 50 {
+				t.Errorf("%v: %d have passed, want 50", a, n)
+			}
+		}
+	}
+}

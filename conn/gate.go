@@ -238,7 +238,7 @@ func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, 
 	}
 	switch {
 	case gt.history != nil:
-		gt.history.Charge(now)
+		gt.history.Charge(1, now)
 	case gt.shape.Window > 0:
 		gt.bucket.Charge(gt.shape, 0, 1, now)
 	case !gt.useTicket(now):

@@ -57,7 +57,7 @@ func (sc *scheduler) newPath(spec pathSpec) []hop {
 func (sc *scheduler) queueFor(p *shaper.Policy, i int, key shaper.Key, now leaky.Time) *queue {
 	q := sc.byKey[key]
 	if q == nil {
-		q = &queue{pacing: pacing{key: key, whole: p.ShapeOf(i, &key), shape: p.ShapeOf(i, &key)}, state: p.State(i)}
+		q = &queue{pacing: pacing{key: key, whole: p.ShapeOf(i, &key), shape: p.ShapeOf(i, &key)}, state: p.State(i), ofLimit: p.Shape(i)}
 		if p.Limit(i).Shared {
 			sc.sharing.checkOut(&q.pacing, q, nil, now)
 		} else {

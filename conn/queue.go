@@ -17,10 +17,11 @@ type queue struct {
 	pacing
 	policy     *shaper.Policy // of whole, see refresh
 	state      *shaper.LimitState
-	sendReject bool        // reply to the source of a refused datagram with an ICMP error
-	observes   bool        // the limit only observes, and hosts share it: others have no queue
-	meter      leaky.Meter // of what left
-	refs       int         // flows
+	sendReject bool         // reply to the source of a refused datagram with an ICMP error
+	observes   bool         // the limit only observes, and hosts share it: others have no queue
+	meter      leaky.Meter  // of what left
+	ofLimit    *leaky.Shape // what whole is for most keys: that of the limit, not of a tier
+	refs       int          // flows
 
 	root          fairq.Node[unit]
 	sources       map[netip.Addr]*sourceQueue
@@ -103,6 +104,7 @@ func (sc *scheduler) refresh(q *queue, now leaky.Time) {
 		return // the limit was removed; connections of removed listeners keep it
 	}
 	l := policy.Limit(i)
+	q.ofLimit = policy.Shape(i)
 	changed := sc.sharing.reshape(&q.pacing, q, nil, policy.ShapeOf(i, &q.key), l.Shared, now)
 	if q.observes && !l.Observe {
 		q.bucket.CapToBurst(q.shape, now)
@@ -111,6 +113,17 @@ func (sc *scheduler) refresh(q *queue, now leaky.Time) {
 	if changed {
 		sc.reshaped(q, now)
 	}
+}
+
+// inLimit converts a time of q to the time that as much takes at the rate of the limit: conformance is told in that.
+func (q *queue) inLimit(t leaky.Time) leaky.Time {
+	switch {
+	case q.whole == q.ofLimit:
+		return t
+	case q.whole.Bytes.Unlimited():
+		return q.whole.Packets.Rescale(t, q.ofLimit.Packets)
+	}
+	return q.whole.Bytes.Rescale(t, q.ofLimit.Bytes)
 }
 
 // reshaped is called when the shape of q has changed.

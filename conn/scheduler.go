@@ -237,7 +237,8 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 				sc.sharing.use(q.share, bytes, packets)
 				cost = q.weight(bytes, packets)
 			}
-			q.state.Conformance.Record(q.meter.Record(q.shape, bytes, packets, slack, now))
+			excess, allowed := q.meter.Record(q.shape, bytes, packets, slack, now)
+			q.state.Conformance.Record(q.inLimit(excess), q.inLimit(allowed))
 			h.usage.bytes += bytes
 			if paid > 0 && i == len(path)-1 {
 				h.flowQueue.Adjust(cost)
