@@ -110,9 +110,9 @@ func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 			to.gauge(limitKeysRefused, float64(s.Keys.Dropped(c.Clock())), l.Name)
 		}
 		if l.Algorithm.HasHistory() {
-			u := c.Shaper.HistoryUsage(s)
+			u := c.Shaper.HistoryUsage(s, c.Clock())
 			to.gauge(limitHistories, float64(u.Entries), l.Name)
-			to.gauge(limitHistoryCapacity, float64(u.Capacity), l.Name)
+			to.gauge(limitHistoryBytes, float64(u.Bytes), l.Name)
 			to.counter(limitHistoryEvictions, u.Evicted, l.Name)
 		}
 		if l.InPacketPlane() {

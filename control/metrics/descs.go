@@ -55,7 +55,7 @@ var (
 	bucketEvictions = desc("buckets_evicted_total", "Buckets evicted for another one, by whether they were drained or still had a backlog, which the new bucket inherits.", "state")
 
 	limitHistories        = desc("limit_histories", "Keys of a limit with algorithm sliding-window or sliding-log of which is kept when connections have passed, except those in use.", "limit")
-	limitHistoryCapacity  = desc("limit_histories_capacity", "Maximum number of these keys.", "limit")
+	limitHistoryBytes     = desc("limit_histories_bytes", "Memory that these take; at most 16 MiB.", "limit")
 	limitHistoryEvictions = desc("limit_histories_evicted_total", "Histories evicted for another one before they were empty; a new key inherits them.", "limit")
 
 	limitObserves    = desc("limit_observes", "1 if the limit only observes.", "limit")

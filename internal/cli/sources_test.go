@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -144,4 +145,91 @@ values = "customers.csv"
 	expect(map[string]int{"127.0.0.3": 3})
 	d.must("unset limit per-source --source 127.0.0.0/24")
 	expect(map[string]int{"127.0.0.3": 2})
+}
+
+// TestSources_EachByItself changes one file all the time, and breaks another: a third takes effect nevertheless. What could not be applied
+// because of an override is applied when that is gone.
+func TestSources_EachByItself(t *testing.T) {
+	t.Parallel()
+	listen := testutil.FreeAddr(t, "tcp")
+	config := writeConfig(t, "", `
+[daemon]
+metrics = ""
+dashboard = ""
+pin_path = "/nowhere/pins"
+[[listen]]
+name = "db"
+address = ["tcp://`+listen+`"]
+downstream = ["127.0.0.1:9"]
+[[group]]
+name = "feed"
+file = "feed.txt"
+[[group]]
+name = "vip"
+file = "vip.txt"
+[[limit]]
+name = "l"
+key = ["source"]
+new_connections = "10/s"
+except.group = ["feed", "vip"]
+values = "customers.csv"
+`)
+	folder := filepath.Dir(config)
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(folder, name+".new"), []byte(text), 0o644); err != nil {
+			t.Error(err)
+		}
+		if err := os.Rename(filepath.Join(folder, name+".new"), filepath.Join(folder, name)); err != nil {
+			t.Error(err)
+		}
+	}
+	write("feed.txt", "192.0.2.1\n")
+	write("vip.txt", "192.0.2.2\n")
+	write("customers.csv", "source,new_connections\n198.51.100.1,20/s\n")
+	d := startControlled(t, config)
+	explains := func(source, want string) {
+		t.Helper()
+		end := time.Now().Add(15 * time.Second)
+		for {
+			out, err := d.verb("explain", "--source", source, "--to", "tcp/"+port(listen))
+			if err == nil && strings.Contains(out, want) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s: no %q in %v\n%s", source, want, err, out)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(200 * time.Millisecond):
+				write("feed.txt", fmt.Sprintf("192.0.2.1\n203.0.113.%d\n", 1+i%200))
+			}
+		}
+	}()
+	d.must("set limit l burst_connections=1000")
+	write("customers.csv", "source,new_connections\n198.51.100.1,1/1h\n") // a burst of 1000 would take too long
+	d.waitLog("customers.csv:2:1")
+	begin := time.Now()
+	write("vip.txt", "192.0.2.3\n")
+	explains("192.0.2.3", `Excepted from limit "l"`)
+	if took := time.Since(begin); took > 4*time.Second {
+		t.Errorf("a change took effect after %v, while another file changes", took)
+	}
+	begin = time.Now()
+	d.must("unset limit l")
+	explains("198.51.100.1", "1/h new connections")
+	if took := time.Since(begin); took > 4*time.Second {
+		t.Errorf("a file took effect %v after what kept it from that was gone", took)
+	}
+	close(stop)
+	<-stopped
+	write("feed.txt", "192.0.2.9\n")
+	explains("192.0.2.9", `Excepted from limit "l"`)
 }

@@ -127,7 +127,7 @@ func (s *server) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.clock, s.reloads, s.controller = pacer.NewClock(), &monitor.Reloads{}, newController()
+	s.clock, s.reloads, s.controller = pacer.NewClockAt(monotonic()), &monitor.Reloads{}, newController()
 	s.shaper = shaper.New(l.Config.Daemon.MaxBuckets)
 	l = s.restoreOverrides(ctx, l)
 	policy, err := l.Compile(s.shaper)

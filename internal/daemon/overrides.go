@@ -75,6 +75,9 @@ func (w *overrides) clone() *overrides {
 	return c
 }
 
+// overrideSource stands before the target of an override where errors name a file.
+const overrideSource = "set limit "
+
 // maxSourceOverrides is the maximum number of prefixes of sources for which limits are overridden.
 const maxSourceOverrides = 1000
 
@@ -214,7 +217,7 @@ func (w *overrides) values(limit string) map[string]string {
 func (w *overrides) configOverrides() (all []config.Override) {
 	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
 		limit, sources := splitTarget(name)
-		o := config.Override{Source: "set limit " + name, Limit: limit, For: sources, Values: map[string]config.Value{}}
+		o := config.Override{Source: overrideSource + name, Limit: limit, For: sources, Values: map[string]config.Value{}}
 		for key, stack := range w.limits[name] {
 			o.Values[key] = stack[len(stack)-1].value
 		}

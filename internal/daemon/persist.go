@@ -236,7 +236,12 @@ func (s *server) mergeFitting(l *plan.Plan, w *overrides) (f mergedConfig, err e
 		return f, err
 	}
 	var dropped []error
+	sources := map[string]map[string][]override{} // those of some sources, which may be many
 	for _, name := range slices.Sorted(maps.Keys(w.limits)) {
+		if _, of := splitTarget(name); of.IsValid() {
+			sources[name] = w.limits[name]
+			continue
+		}
 		left := maps.Clone(w.limits[name])
 		refused := map[string]error{}
 		for found := true; found; { // a key may be valid only with a later one
@@ -256,8 +261,58 @@ func (s *server) mergeFitting(l *plan.Plan, w *overrides) (f mergedConfig, err e
 			dropped = append(dropped, fmt.Errorf("%s: %s=%s: %w", describeTarget(name), key, stack[len(stack)-1].value.Text, refuse(refused[key])))
 		}
 	}
-	f.dropped = dropped
+	f, refused := s.mergeSources(l, f, sources)
+	f.dropped = append(dropped, refused...)
 	return f, nil
+}
+
+// mergeSources adds to f, which has the overrides of whole limits, those of some sources that are valid, and says which are not. It tries
+// all, and then all without those of which the error says that they are wrong; a half at a time if it does not say that.
+func (s *server) mergeSources(l *plan.Plan, f mergedConfig, sources map[string]map[string][]override) (_ mergedConfig, dropped []error) {
+	if len(sources) == 0 {
+		return f, nil
+	}
+	more := f.overrides.clone()
+	maps.Copy(more.limits, sources)
+	g, err := s.merge(l, more)
+	if err == nil {
+		return g, nil
+	}
+	names := slices.Sorted(maps.Keys(sources))
+	left := map[string]map[string][]override{}
+	wrong := map[string]error{}
+	var all config.Errors
+	if errors.As(err, &all) {
+		for _, e := range all {
+			if name, ok := strings.CutPrefix(e.File, overrideSource); ok && sources[name] != nil {
+				wrong[name] = errors.New(e.Msg)
+			}
+		}
+	}
+	switch {
+	case len(wrong) == 0 && len(names) == 1:
+		return f, []error{fmt.Errorf("%s: %w", describeTarget(names[0]), refuse(err))}
+	case len(wrong) == 0:
+		first := map[string]map[string][]override{}
+		for i, name := range names {
+			if i < len(names)/2 {
+				first[name] = sources[name]
+			} else {
+				left[name] = sources[name]
+			}
+		}
+		f, dropped = s.mergeSources(l, f, first)
+	default:
+		for _, name := range names {
+			if wrong[name] == nil {
+				left[name] = sources[name]
+			} else {
+				dropped = append(dropped, fmt.Errorf("%s: %w", describeTarget(name), wrong[name]))
+			}
+		}
+	}
+	f, others := s.mergeSources(l, f, left)
+	return f, append(dropped, others...)
 }
 
 // markDrained marks downstreams as drained from the start, and returns how many there are.

@@ -99,10 +99,10 @@ rate = "1MB/s"
 	expect("in the morning", 2e6, 5)
 	setClock("2026-11-27T12:30:00+01:00")
 	expect("at noon", 1e6, 5)
-	l, err := c.Limit(t.Context(), "l")
-	if err != nil || len(l.Scheduled) != 2 || !l.Scheduled[1].Holds || l.Scheduled[1].Changes.Unix() != now.Load()+1800 || l.Scheduled[0].Set["max_connections"] != "5" {
-		t.Errorf("%v; %+v", err, l.Scheduled)
-	}
+	testutil.WaitFor(t, "the schedules in the answer", func() bool {
+		l, err := c.Limit(t.Context(), "l")
+		return err == nil && len(l.Scheduled) == 2 && l.Scheduled[1].Holds && l.Scheduled[1].Changes.Unix() == now.Load()+1800 && l.Scheduled[0].Set["max_connections"] == "5"
+	})
 	if _, err := c.SetLimit(t.Context(), "l", api.SetLimit{Set: map[string]string{"rate": "3MB/s"}}); err != nil {
 		t.Fatal(err)
 	}

@@ -25,8 +25,8 @@ type Data struct {
 // dataFile is a file as it was read.
 type dataFile struct {
 	version  fileVersion
-	prefixes []netip.Prefix       // of a group; nil if no group names it
-	values   *config.SourceValues // nil if no limit names it
+	prefixes []netip.Prefix       // if a group names it
+	values   *config.SourceValues // if a limit names it
 }
 
 // fileVersion changes when a file does. It is comparable.
@@ -59,8 +59,8 @@ const (
 	withValues
 )
 
-// readData reads the files that c names. Those that have not changed since old was read are taken from there.
-func readData(c *config.Config, old *Data, opening func(path string)) (*Data, error) {
+// readData reads the files that c names.
+func readData(c *config.Config, opening func(path string)) (*Data, error) {
 	d := &Data{files: map[string]dataFile{}}
 	of := kinds(c)
 	var mistakes config.Errors
@@ -68,11 +68,7 @@ func readData(c *config.Config, old *Data, opening func(path string)) (*Data, er
 		if opening != nil {
 			opening(path)
 		}
-		var had dataFile
-		if old != nil {
-			had = old.files[path]
-		}
-		f, err := readDataFile(path, of[path], had)
+		f, err := readDataFile(path, of[path])
 		var all config.Errors
 		switch {
 		case errors.As(err, &all):
@@ -89,7 +85,7 @@ func readData(c *config.Config, old *Data, opening func(path string)) (*Data, er
 	return d, nil
 }
 
-func readDataFile(path string, kind dataKind, had dataFile) (f dataFile, err error) {
+func readDataFile(path string, kind dataKind) (f dataFile, err error) {
 	in, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return f, err
@@ -103,9 +99,6 @@ func readDataFile(path string, kind dataKind, had dataFile) (f dataFile, err err
 		return f, fmt.Errorf("%s: not a regular file (%s)", path, info.Mode())
 	}
 	f.version = versionOf(info)
-	if f.version == had.version && (had.prefixes != nil) == (kind&ofGroup != 0) && (had.values != nil) == (kind&withValues != 0) {
-		return had, nil
-	}
 	text, err := io.ReadAll(io.LimitReader(in, config.MaxSourceFile+1))
 	switch {
 	case err != nil:
@@ -117,7 +110,6 @@ func readDataFile(path string, kind dataKind, had dataFile) (f dataFile, err err
 		if f.prefixes, err = config.ParseGroup(path, string(text)); err != nil {
 			return f, err
 		}
-		f.prefixes = append([]netip.Prefix{}, f.prefixes...) // not nil
 	}
 	if kind&withValues != 0 {
 		f.values, err = config.ParseValues(path, string(text))
@@ -130,46 +122,34 @@ func versionOf(info os.FileInfo) fileVersion {
 	return fileVersion{device: s.Dev, inode: s.Ino, size: s.Size, changed: s.Ctim}
 }
 
-// Versions returns what the versions of the files with sources are now that p names, as one text, which changes when one of them
-// does. It stays in a system call while their file system does not answer.
-func (p *Plan) Versions() string {
-	text := ""
-	for _, path := range slices.Sorted(maps.Keys(kinds(p.Config))) {
-		info, err := os.Stat(path)
-		if err != nil {
-			text += fmt.Sprintln(path, err)
-			continue
+// Versions returns the versions of the files with sources that p names, by path, as text: one changes when the file does, or cannot be
+// reached. It stays in a system call while their file system does not answer.
+func (p *Plan) Versions() map[string]string {
+	all := map[string]string{}
+	for path := range kinds(p.Config) {
+		if info, err := os.Stat(path); err != nil {
+			all[path] = err.Error()
+		} else {
+			all[path] = fmt.Sprint(versionOf(info))
 		}
-		text += fmt.Sprintln(path, versionOf(info))
 	}
-	return text
+	return all
 }
 
-// ReadVersions returns what [Plan.Versions] would return if no file had changed since they were read.
-func (p *Plan) ReadVersions() string {
-	text := ""
-	for _, path := range slices.Sorted(maps.Keys(p.data.files)) {
-		text += fmt.Sprintln(path, p.data.files[path].version)
-	}
-	return text
-}
+// ReadVersion returns the version of a file with sources when it was read, see [Plan.Versions].
+func (p *Plan) ReadVersion(path string) string { return fmt.Sprint(p.data.files[path].version) }
 
-// SourceFiles returns the paths of the files with sources that p names.
-func (p *Plan) SourceFiles() []string { return slices.Sorted(maps.Keys(p.data.files)) }
-
-// Reread returns p with the files with sources as they are now. The error is a [config.Errors].
-func (p *Plan) Reread() (*Plan, error) {
-	data, err := readData(p.Config, p.data, nil)
+// Reread returns p with one of its files with sources as it is now. The error is a [config.Errors], or that the file cannot be read.
+func (p *Plan) Reread(path string) (*Plan, error) {
+	f, err := readDataFile(path, kinds(p.Config)[path])
 	if err != nil {
 		return nil, err
 	}
 	c := *p
-	c.data = data
+	c.data = &Data{files: maps.Clone(p.data.files)}
+	c.data.files[path] = f
 	return &c, c.fill()
 }
-
-// SameFiles reports whether p and q are of the same configuration files.
-func (p *Plan) SameFiles(q *Plan) bool { return p.files == q.files }
 
 // fill computes the values of sources under the limits of p.
 func (p *Plan) fill() error {

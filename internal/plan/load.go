@@ -40,7 +40,7 @@ func LoadFiles(files *config.Files, opening func(path string)) (*Plan, error) {
 			return nil, c.ASNError(err)
 		}
 	}
-	if p.data, err = readData(c, nil, opening); err != nil {
+	if p.data, err = readData(c, opening); err != nil {
 		return nil, err
 	}
 	return p, p.fill()
