@@ -131,12 +131,14 @@ func (b *Bucket) Merge(o Bucket) {
 
 // Rescale keeps the backlog in bytes and in packets when the shape changes from
 // old to next at now, so that a new rate grants no new burst. An empty bucket
-// stays empty.
+// stays empty. Packets of windows are whole.
 func (b *Bucket) Rescale(old, next *Shape, now Time) {
 	if backlog := b.bytes.Sub(now); backlog > 0 {
 		b.bytes = now.Add(old.Bytes.Rescale(backlog, next.Bytes))
 	}
 	switch backlog := b.packets.Sub(old.packetClock(now)); {
+	case backlog > 0 && !old.Packets.Unlimited() && (old.Window > 0 || next.Window > 0):
+		b.packets = next.packetClock(now).Add(next.Packets.Cost(old.wholePackets(backlog)))
 	case backlog > 0:
 		b.packets = next.packetClock(now).Add(old.Packets.Rescale(backlog, next.Packets))
 	case old.Window > 0:

@@ -327,3 +327,40 @@ func FuzzSlidingLog(f *testing.F) {
 		}
 	})
 }
+
+// What is owed is the same, in whole packets, when a bucket begins or ceases to have windows, or has others.
+func TestRescale_Windows(t *testing.T) {
+	rnd := testutil.Rand(t)
+	shape := func(window bool, n uint64, per time.Duration) Shape {
+		s := Shape{Packets: NewRate(n, per)}
+		s.PacketsBurst = s.Packets.Cost(1) * Time(n-1)
+		if window {
+			s.Packets, s.PacketsBurst = NewWindow(n, per)
+			s.Window = FromDuration(per)
+		}
+		return s
+	}
+	for range 5000 {
+		n := 1 + rnd.Uint64N(50)
+		per := time.Duration(1+rnd.IntN(1e9)) * time.Duration(1+rnd.IntN(1000))
+		from, to := shape(rnd.IntN(2) == 0, n, per), shape(rnd.IntN(2) == 0, n, time.Duration(1+rnd.IntN(1e9)))
+		now := Time(rnd.Uint64N(1 << 50))
+		used := rnd.Uint64N(n + 1)
+		var b Bucket
+		for range used {
+			if _, ok := b.Offer(&from, 0, 1, now); !ok {
+				t.Fatal("refused")
+			}
+		}
+		b.Rescale(&from, &to, now)
+		left := uint64(0)
+		for ; left <= n; left++ {
+			if _, ok := b.Offer(&to, 0, 1, now); !ok {
+				break
+			}
+		}
+		if from.Window+to.Window > 0 && left != n-used {
+			t.Fatalf("%d of %d are used, windows of %d and %d: %d are left", used, n, from.Window, to.Window, left)
+		}
+	}
+}

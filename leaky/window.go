@@ -4,10 +4,10 @@ import "time"
 
 // NewWindow returns the rate and the burst, as time, of a [Shape] with a Window that lets n units pass in each, from 1 to
 // per / 1ns. The cost of a unit is rounded up, so that no more than n pass in a window if units wait for it, and the burst is longer
-// than n - 1 units by less than one, so that n pass if what is owed from before is less than a unit.
+// than n - 1 units by half a one, so that n pass if that rounding is all that is owed from before.
 func NewWindow(n uint64, per time.Duration) (rate Rate, burst Time) {
 	cost := (FromDuration(per) + Time(n) - 1) / Time(n)
-	return Rate{mult: uint64(cost), max: uint64(Forever / cost)}, cost*Time(n) - 1
+	return Rate{mult: uint64(cost), max: uint64(Forever / cost)}, cost*Time(n-1) + cost/2
 }
 
 // packetClock is the clock of packets. A fixed window is a bucket whose clock stands at the end of the present window: what
@@ -17,6 +17,17 @@ func (s *Shape) packetClock(now Time) Time {
 		return now
 	}
 	return now.Sub(now % s.Window).Add(s.Window)
+}
+
+// wholePackets returns a backlog in packets: rounded up, if the bucket leaks, or else to the nearest, as it is whole but for the rounding
+// of costs.
+func (s *Shape) wholePackets(backlog Time) uint64 {
+	cost := s.Packets.Cost(1)
+	if s.Window > 0 {
+		return s.Packets.Units(backlog.Add(cost / 2))
+	}
+	rounding := Time(s.Packets.Units(backlog)) // a tick for each at most
+	return s.Packets.Units(backlog.Sub(rounding).Add(cost - 1))
 }
 
 // packetDepart returns the earliest instant, not before now, at which a bucket with the virtual time t lets a packet leave.
