@@ -4,11 +4,13 @@ import "time"
 
 // Status is the state of the daemon: GET /v1/status.
 type Status struct {
-	Version string    `json:"version"`
-	PID     int       `json:"pid"`
-	Config  string    `json:"config"`
-	Started time.Time `json:"started"`
-	Now     time.Time `json:"now"`
+	Version string `json:"version"`
+	PID     int    `json:"pid"`
+	Config  string `json:"config"`
+	// Hash of the configuration in its canonical form, without overrides of operators and the contents of files that it names.
+	Revision string    `json:"revision"`
+	Started  time.Time `json:"started"`
+	Now      time.Time `json:"now"`
 
 	State         string   `json:"state"` // "running", "stopping"
 	Mode          string   `json:"mode"`  // "enforce", "observe": as configured

@@ -204,6 +204,7 @@ func (c *Collector) collectOverrides(to sink) {
 	for _, o := range s.Overrides {
 		keys += len(o.Set)
 	}
+	to.gauge(configInfo, 1, s.Revision)
 	to.gauge(bypassOn, boolValue(s.Bypass != nil))
 	to.gauge(sourceErrors, float64(len(s.SourceErrors)))
 	to.gauge(stateSaveFailed, boolValue(s.StateError != ""))

@@ -97,6 +97,7 @@ var (
 
 	pacerLate = desc("pacer_wakeup_latency_seconds", "Wake-up latency of the pacing thread.")
 
+	configInfo    = desc("config_info", "1, with a hash of the configuration in its canonical form, without overrides of operators.", "revision")
 	reloadOK      = desc("config_reload_success", "1 if the last reload succeeded, 0 if the previous configuration stayed.")
 	reloadTime    = desc("config_reload_timestamp_seconds", "Time at which the current configuration was loaded.")
 	reloadSeconds = desc("config_reload_duration_seconds", "Duration of the last reload.")

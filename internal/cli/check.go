@@ -98,7 +98,7 @@ func check(file string) checkResult {
 
 func (r checkResult) print(e env) error {
 	if r.OK {
-		fmt.Fprintf(e.stdout, "%s: ok\n", r.File)
+		fmt.Fprintf(e.stdout, "%s: ok, revision %s\n", r.File, r.loaded.Revision())
 		return r.loaded.Config.WriteText(e.stdout)
 	}
 	for _, c := range r.Errors {

@@ -114,7 +114,7 @@ func printStatus(p *term.Printer, s api.Status, limits []api.Limit, delayed []ap
 	}
 	p.Line("")
 	up := s.Now.Sub(s.Started)
-	p.Line("shaperd %s, pid %d, up %s, mode %s, %s", api.Printable(s.Version), s.PID, term.Seconds(up.Seconds()), api.Printable(s.Mode), api.Printable(s.Config))
+	p.Line("shaperd %s, pid %d, up %s, mode %s, %s%s", api.Printable(s.Version), s.PID, term.Seconds(up.Seconds()), api.Printable(s.Mode), api.Printable(s.Config), revisionText(s))
 	p.Line("memory %s, CPU %s of one core, descriptors %d of %d, pacing latency p99 %s", term.Size(s.Process.Memory),
 		term.Percent(s.Process.CPUCores), s.Process.Descriptors, s.Process.MaxDescriptors, term.Seconds(s.Process.WakeupLatencyP99))
 	printReload(p, s.Reload, s.Now)
@@ -212,6 +212,14 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 	}
 	p.Table(slowed)
 	p.Table(watched)
+}
+
+// revisionText says which revision of the configuration is effective.
+func revisionText(s api.Status) string {
+	if s.Revision == "" {
+		return ""
+	}
+	return " at revision " + api.Printable(s.Revision)
 }
 
 // printFlowWarnings prints which listeners refuse UDP flows or suppress replies, and reports whether

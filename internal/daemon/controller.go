@@ -192,7 +192,7 @@ func (s *server) expireOverrides(ctx context.Context) (next time.Time) {
 // Describe fills in the parts of a status that only the daemon knows.
 func (s *server) Describe(to *api.Status) {
 	l, w := s.current()
-	to.Version, to.Config, to.Started = s.options.Version, s.path, s.startedAt
+	to.Version, to.Config, to.Revision, to.Started = s.options.Version, s.path, l.Revision(), s.startedAt
 	to.State, to.Mode = "running", shaper.Mode(l.Config.Daemon.Observe).String()
 	if s.isDraining() {
 		to.State = "stopping"

@@ -167,7 +167,7 @@ func (s *server) serve(ctx context.Context) error {
 	defer s.group.stop()
 	close(s.ready)
 	s.reloads.Record(time.Since(s.startedAt))
-	s.log.Info("ready", "config", s.options.Config, "limits", policy.Len(), "listeners", len(l.Config.Listen),
+	s.log.Info("ready", "config", s.options.Config, "revision", l.Revision(), "limits", policy.Len(), "listeners", len(l.Config.Listen),
 		"attachments", len(l.Config.Attach), "mode", shaper.Mode(l.Config.Daemon.Observe).String(), "version", s.options.Version)
 	s.logWarnings()
 	if s.migrated {

@@ -176,7 +176,7 @@ func (s *server) logReload(duration time.Duration, err error) {
 	}
 	s.reloads.Record(duration)
 	l, _ := s.current()
-	s.log.Info("reloaded", "limits", s.shaper.Policy().Len(), "listeners", len(l.Config.Listen),
+	s.log.Info("reloaded", "revision", l.Revision(), "limits", s.shaper.Policy().Len(), "listeners", len(l.Config.Listen),
 		"attachments", len(l.Config.Attach), "mode", shaper.Mode(l.Config.Daemon.Observe).String(), "duration", duration.String())
 	s.logWarnings()
 }

@@ -31,7 +31,7 @@ func LoadFiles(files *config.Files, opening func(path string)) (*Plan, error) {
 		return nil, err
 	}
 	p := newPlan(files, c)
-	p.old = old
+	p.old, p.revision = old, revisionOf(c)
 	if len(c.ASN.Files) > 0 {
 		if opening != nil {
 			opening("the files of [asn]")

@@ -4,6 +4,9 @@
 package plan
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"slices"
 	"time"
@@ -26,6 +29,21 @@ type Plan struct {
 	observe bool           // all limits of config only observe
 
 	bySource [][]shaper.SourceValues // by limit of the configuration
+	revision string
+}
+
+// Revision is a hash of the configuration in its canonical form, without overrides of operators and without the contents of files that it
+// names. Spelling, comments, defaults and the order of keys do not matter.
+func (p *Plan) Revision() string { return p.revision }
+
+// revisionOf returns the revision of c, as it was loaded.
+func revisionOf(c *config.Config) string {
+	text, err := json.Marshal(c.Canonical())
+	if err != nil { // no value of a configuration is beyond JSON
+		panic(err)
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:6])
 }
 
 func newPlan(files *config.Files, c *config.Config) *Plan {
@@ -40,7 +58,7 @@ func (p *Plan) With(at time.Time, overrides []config.Override, blocks []shaper.L
 		return nil, err
 	}
 	changed := newPlan(p.files, c)
-	changed.old = p.old
+	changed.old, changed.revision = p.old, p.revision
 	changed.asns, changed.data, changed.blocks = p.asns, p.data, blocks
 	changed.observe = changed.observe || bypass
 	return changed, changed.fill()
