@@ -106,7 +106,7 @@ type Limit struct {
 	Shed Shed
 
 	RefuseWith RefuseWith
-	Reply      string // text sent to a refused connection; may contain RetryAfter
+	Reply      string // to a refused connection: one of ReplyNames, or a text, which may contain placeholders
 	Observe    bool   // compute and count verdicts without enforcing them
 }
 
@@ -282,6 +282,3 @@ const (
 func (e RefuseWith) String() string {
 	return enumName(e, "reset", "close", "drop", "reply", "reject")
 }
-
-// RetryAfter is the placeholder in a Reply for the seconds after which the client may retry.
-const RetryAfter = "{retry_after}"

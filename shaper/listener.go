@@ -197,7 +197,7 @@ type Breaker struct {
 	For     time.Duration // for which it opens, 10ms to 24h
 	Probe   int           // how many connections may try the downstream at once after that, 1 to 100
 	Timeout time.Duration // until the first byte of an answer, 10ms to 1h, for FailedFirstByte
-	Reply   string        // to clients that are refused meanwhile; may contain RetryAfter; empty: they are reset
+	Reply   string        // to clients that are refused meanwhile, as that of a limit; empty: they are reset
 }
 
 // Failure is a way in which a downstream fails a connection.

@@ -33,7 +33,7 @@ func checkEffect(t table, limit *shaper.Limit) {
 	}
 	t.checkNeeds(limit)
 	if limit.RefuseWith == shaper.RefuseReply && limit.Reply == "" && !t.has("reply") {
-		t.errorf("refuse_with", "\"reply\": missing key reply, a text or \"http-429\"")
+		t.errorf("refuse_with", "\"reply\": missing key reply, such as \"http-429\" or a text")
 	}
 	switch match, _ := t.values["match"].(map[string]any); {
 	case limit.InPacketPlane():

@@ -240,11 +240,13 @@ var limitKeys = keys{
 			"TCP connections.",
 	},
 	{
-		name: "reply", typ: quantityType("`\"http-429\"`, or a text of at most 4096 bytes", "http-429", "", parseReply, asIs), defText: "none", needs: []condition{replying}, perHost: true,
+		name: "reply", typ: replyType("http-429", limitPlaceholders), defText: "none", needs: []condition{replying}, perHost: true,
 		field: fieldOf(func(l *shaper.Limit) *string { return &l.Reply }),
 		text:  on(func(l *shaper.Limit) string { return strconv.Quote(l.Reply) }),
-		doc: "Text that a refused connection gets. `{retry_after}` in it is replaced by the seconds after which " +
-			"the client may try again.",
+		doc: "What a refused connection is told: in a protocol of which its client [shows an error](operation.md#what-a-refused-client-is-told), " +
+			"or as a text, after its first bytes or a second of silence. `{retry_after}` in a text becomes the seconds after which the client may " +
+			"try again, or 60 where that is not known, as under a `block`; `{limit}` the name of the limit, and `{reason}` why it refuses, as in " +
+			"its metrics. A single word in lower case is taken for a name.",
 	},
 	{
 		name: "observe", typ: booleanType, def: "false", overridable: true,

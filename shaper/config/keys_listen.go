@@ -346,11 +346,11 @@ var breakerKeys = keys{
 			"connection. Where `\"first-byte\"` does not count, a connection that has lasted as long is a success.",
 	},
 	{
-		name: "reply", typ: quantityType("`\"http-503\"`, or a text of at most 4096 bytes", "http-503", "", parseReply, asIs), defText: "none",
+		name: "reply", typ: replyType("http-503", breakerPlaceholders), defText: "none",
 		field:    fieldOf(func(l *shaper.Listener) *string { return &l.Breaker.Reply }),
 		omitZero: true,
-		doc: "What a refused client is sent; `{retry_after}` in it becomes the seconds until the breaker lets one try, and up to " +
-			"twice as many. Without a reply the connection is reset.",
+		doc: "What a refused client is told, as by the [reply](#limit) of a limit; `{retry_after}` in a text becomes the seconds until the " +
+			"breaker lets one try, and up to twice as many, and `{reason}` `breaker-open`. Without a reply the connection is reset.",
 	},
 }
 

@@ -204,6 +204,18 @@ var valueSynonyms = map[string]map[string][]string{
 	"protocol": invert(map[string]string{"icmp": "icmpv6 icmp6 ping"}),
 }
 
+// replySynonyms has the words that may mean the name of a reply, which may also be a text.
+var replySynonyms = invert(map[string]string{
+	"http-429": "429 http http429",
+	"http-503": "503 http503",
+	"postgres": "pg pgsql postgresql",
+	"mysql":    "mariadb percona",
+	"redis":    "valkey keydb resp",
+	"smtp":     "mail esmtp submission",
+	"smpp":     "sms",
+	"modbus":   "modbus-tcp mbap",
+})
+
 // invert returns the names by word, of lists of words by name.
 func invert(words map[string]string, more ...map[string][]string) map[string][]string {
 	inverse := map[string][]string{}
