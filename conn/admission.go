@@ -42,6 +42,7 @@ type admission struct {
 	lastTicket  uint64                          // the last one issued
 	retries     []*waiter                       // waiters that run tries at the gates of a new policy
 	outcomes    []outcome                       // not yet reported to the owners
+	returns     returns                         // of refused clients
 	freed       []*gate                         // gates that run dispatches after a reservation
 	running     bool                            // run is on the stack
 	decisions   decisionTimes
@@ -76,7 +77,8 @@ type waiter struct {
 type refusal struct {
 	limit      *shaper.Limit
 	reason     shaper.Reason
-	retryAfter time.Duration // when a new connection has a chance
+	retryAfter time.Duration // what a client is told: when it has a chance; 0 if that is not known
+	rateUsedUp bool          // no new connection may pass now, whatever is in flight
 	poolFull   bool          // all downstreams are full; limit is the pool's
 }
 
@@ -101,7 +103,7 @@ func (a *admission) acquire(w *waiter, now leaky.Time) {
 		r := a.policy.Route(&w.flow)
 		if l := a.checkShed(&w.flow, r, rand.Float64(), now); l != nil {
 			w.policy = a.policy
-			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.ShedLoad, retryAfter: shaper.ShedRetryAfter}})
+			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.ShedLoad, retryAfter: spread(shaper.ShedRetryAfter)}})
 			a.run(now)
 			return
 		}
@@ -117,7 +119,7 @@ func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
 	w.route = w.policy.Route(&w.flow)
 	if !w.inTurns {
 		if l := a.checkBlocks(&w.flow, w.route, now); l != nil {
-			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.Blocked, retryAfter: l.QueueTimeout}})
+			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.Blocked}})
 			return
 		}
 	}
@@ -247,11 +249,7 @@ func (a *admission) checkShed(f *shaper.Flow, r shaper.Route, draw float64, now 
 // refuse refuses w at gt, where it waits or would have to.
 func (a *admission) refuse(w *waiter, gt *gate, why shaper.Reason, now leaky.Time) {
 	a.countRefusal(gt, why, w.flow.Source, now)
-	retry := gt.limit.QueueTimeout
-	if gt.limit.MaxConnections == 0 {
-		retry = gt.retryAfter(now)
-	}
-	a.outcomes = append(a.outcomes, outcome{w, refusal{gt.limit, why, retry, gt.pool != nil}})
+	a.outcomes = append(a.outcomes, outcome{w, refusal{gt.limit, why, a.retryAfter(gt, why, now), gt.atRate(now), gt.pool != nil}})
 	if w.queue != nil {
 		a.dequeue(w, now)
 	}

@@ -49,7 +49,7 @@ func (e *endpoint) ready(events uint32, now leaky.Time) {
 		e.disarmRead()
 		s.advance(now)
 	case s.stage == stageRefusing:
-		s.discardInput(now)
+		s.refusedReady(now)
 	}
 }
 

@@ -263,12 +263,22 @@ func (gt *gate) count(n int, now leaky.Time) {
 	}
 }
 
-// retryAfter is when a new connection would be admitted, after those that wait.
-func (gt *gate) retryAfter(now leaky.Time) time.Duration {
-	if gt.shut() {
-		return gt.limit.QueueTimeout
+// retryAfter is when a client that is refused at gt is told to come back. If it is told, that takes a place in the line of
+// those who do.
+func (a *admission) retryAfter(gt *gate, why shaper.Reason, now leaky.Time) time.Duration {
+	l := gt.limit
+	if l.NewConnections.N == 0 || gt.shut() {
+		return spread(l.QueueTimeout)
 	}
-	return (gt.nextAdmission(now) - now).Duration()
+	first := gt.nextAdmission(now)
+	if gt.atCap(now) {
+		first = max(first, now.Add(leaky.FromDuration(l.QueueTimeout)))
+	}
+	if why == shaper.ClientGone || l.RefuseWith != shaper.RefuseReply || !tellsTime(l.Reply) {
+		return first.Sub(now).Duration()
+	}
+	_, share := gt.current(now)
+	return a.returns.next(gt.key, first, share.Packets.Cost(1), now)
 }
 
 // nextAdmission is when new_connections would admit a connection, after those that wait.

@@ -3,11 +3,6 @@
 package conn
 
 import (
-	"math/rand/v2"
-	"strconv"
-	"strings"
-	"time"
-
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/conn/internal/sock"
@@ -34,7 +29,7 @@ func (s *session) refused(why refusal, now leaky.Time) {
 	if why.reason == shaper.ClientGone {
 		with = shaper.RefuseReset
 	}
-	s.turnAway(shaper.Refused, with, replyText(why.limit.Reply, why.retryAfter), now)
+	s.turnAway(shaper.Refused, with, why.notice(), now)
 }
 
 // refusedByBreaker refuses s if the breaker of a downstream that it could go to is open. It reports whether it does.
@@ -47,37 +42,43 @@ func (s *session) refusedByBreaker(now leaky.Time) bool {
 	s.counts.DialErrors.Add(1)
 	s.endTrial(now)
 	s.release(now) // it may still be here for a second
-	with, reply := shaper.RefuseReset, s.config.Load().Breaker.Reply
-	if reply != "" {
-		with = shaper.RefuseReply
+	with, n := shaper.RefuseReset, notice{reply: s.config.Load().Breaker.Reply, reason: shaper.BreakerOpen.String()}
+	if n.reply != "" {
+		with, n.after = shaper.RefuseReply, spread(left.Duration())
 	}
-	s.turnAway(shaper.BreakerOpen, with, replyText(reply, left.Duration()), now)
+	s.turnAway(shaper.BreakerOpen, with, n, now)
 	return true
 }
 
-// turnAway ends s, which is refused.
-func (s *session) turnAway(as shaper.Ending, with shaper.RefuseWith, reply string, now leaky.Time) {
+// notice is what the client is told.
+func (why *refusal) notice() notice {
+	n := notice{reply: why.limit.Reply, limit: why.limit.Name, reason: why.reason.String(), after: why.retryAfter}
+	if why.rateUsedUp {
+		n.rate = why.limit.NewConnections
+	}
+	return n
+}
+
+// turnAway ends s, which is refused. n is what its client is told, where it gets a reply.
+func (s *session) turnAway(as shaper.Ending, with shaper.RefuseWith, n notice, now leaky.Time) {
 	s.stage, s.refusedAs = stageRefusing, as
 	switch with {
 	case shaper.RefuseReset, shaper.RefuseReject:
 		s.abort(as, now)
 	case shaper.RefuseReply:
-		s.reply = reply
-		s.timer.Fire = s.lingeringClose
-		s.proxy.loop.pacer.Schedule(&s.timer, now+lingerTimeout)
-		if s.client.readable || s.resend.repeats() {
-			s.lingeringClose(now)
-		}
+		s.beginConversation(n, now)
 	default:
 		s.lingeringClose(now)
 	}
 }
 
-// replyText returns the reply to a refused client, which may try again after some time.
-func replyText(reply string, after time.Duration) string {
-	after += rand.N(after + 1) // spreads the retries of clients that were refused at the same time
-	seconds := int64((after + time.Second - 1) / time.Second)
-	return strings.ReplaceAll(reply, shaper.RetryAfter, strconv.FormatInt(max(seconds, 1), 10))
+// conversation is what is said between a refused client and shaperd.
+type conversation struct {
+	*replyProtocol
+	notice   notice
+	input    [maxReplyInput]byte // what the client has sent
+	received int                 // bytes of it
+	answered int                 // bytes of it that were answered
 }
 
 const (
@@ -85,16 +86,68 @@ const (
 	lingerTimeout = leaky.Second
 )
 
-// lingeringClose sends the reply, if there is one, half-closes s, and discards a bounded amount
-// of input: the kernel resets a connection that is closed with unread data, and the client
-// would lose what it has not read. A reply waits for the client's first byte: in some protocols
-// clients do not read before they have sent a request.
-func (s *session) lingeringClose(now leaky.Time) {
-	if s.reply != "" {
-		// Anything beyond the send buffer of a new connection is lost.
-		_, _ = sock.Send(s.client.fd, []byte(s.reply))
-		s.reply = ""
+// beginConversation tells the client of s why it is refused, if it speaks second. Otherwise it is told when it has sent
+// something: in some protocols clients do not read before they have sent a request.
+func (s *session) beginConversation(n notice, now leaky.Time) {
+	c := &conversation{replyProtocol: protocolOf(n.reply), notice: n}
+	s.conversation = c
+	if s.resend.pends() { // it was read for a downstream that has failed
+		c.received = copy(c.input[:], s.resend.next)
 	}
+	s.limitSilence(now)
+	if c.serverFirst || s.client.readable || s.resend.repeats() {
+		s.converse(now)
+	}
+}
+
+// limitSilence gives the client of s some time for what it says next. Then it gets what can be said without that.
+func (s *session) limitSilence(now leaky.Time) {
+	s.timer.Fire = func(now leaky.Time) {
+		if s.converse(now); s.conversation != nil {
+			s.lingeringClose(now)
+		}
+	}
+	s.proxy.loop.pacer.Schedule(&s.timer, now+lingerTimeout)
+}
+
+// converse answers what the client of s has sent so far. Its input is bounded, and each answer but the last takes up some
+// of it, so that the conversation is over after a few times lingerTimeout.
+func (s *session) converse(now leaky.Time) {
+	for c := s.conversation; ; {
+		send, used, done := c.answer(&c.notice, c.input[c.answered:c.received])
+		if len(send) > 0 {
+			// Anything beyond the send buffer of a new connection is lost.
+			_, _ = sock.Send(s.client.fd, send)
+		}
+		c.answered += used
+		switch {
+		case done:
+			s.lingeringClose(now)
+			return
+		case used > 0:
+			s.limitSilence(now)
+			continue
+		case c.received == len(c.input):
+			s.lingeringClose(now)
+			return
+		}
+		n, errno := sock.Recv(s.client.fd, c.input[c.received:])
+		if errno == unix.EAGAIN {
+			s.client.markDrained()
+			return
+		}
+		if errno != 0 || n == 0 {
+			s.lingeringClose(now)
+			return
+		}
+		c.received += n
+	}
+}
+
+// lingeringClose half-closes s, and discards a bounded amount of input: the kernel resets a connection that is closed with
+// unread data, and the client would lose what it has not read.
+func (s *session) lingeringClose(now leaky.Time) {
+	s.conversation = nil
 	_ = unix.Shutdown(s.client.fd, unix.SHUT_WR)
 	s.timer.Fire = func(now leaky.Time) { s.close(s.refusedAs, now) }
 	s.proxy.loop.pacer.Schedule(&s.timer, now+lingerTimeout)
@@ -102,17 +155,23 @@ func (s *session) lingeringClose(now leaky.Time) {
 	s.discardInput(now)
 }
 
-// discardInput reads and discards what a refused client sends.
-func (s *session) discardInput(now leaky.Time) {
-	if s.reply != "" {
-		if s.client.readable {
-			s.lingeringClose(now)
-		}
+// refusedReady is called when a refused client has sent something, or left.
+func (s *session) refusedReady(now leaky.Time) {
+	if s.conversation == nil {
+		s.discardInput(now)
 		return
 	}
+	if s.client.readable {
+		s.converse(now)
+	}
+}
+
+// discardInput reads and discards what a refused client sends.
+func (s *session) discardInput(now leaky.Time) {
 	for s.lingerLeft > 0 {
 		n, errno := sock.Recv(s.client.fd, s.proxy.loop.scratch[:min(s.lingerLeft, scratchSize)])
 		if errno == unix.EAGAIN {
+			s.client.markDrained()
 			return
 		}
 		if errno != 0 || n == 0 {

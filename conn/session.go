@@ -27,8 +27,9 @@ type session struct {
 	failedHere  bool          // a dial failed because of this host
 	attempt     attempt       // at downstream
 	timer       pacer.Event   // of the stage
-	reply       string        // for a refused client
 	lingerLeft  int           // bytes that a refused client may still send
+
+	conversation *conversation // with a refused client that is yet to be told, or nil
 
 	downstream        *downstream   // where it holds a slot, or nil
 	dialedAt          leaky.Time    // when the last dial began

@@ -271,5 +271,7 @@ func (t *turnSlot) refused(why refusal, now leaky.Time) {
 	s.server.fd = -1
 	s.releaseDownstream(now)
 	s.release(now)
-	s.turnAway(shaper.Refused, why.limit.RefuseWith, replyText(why.limit.Reply, why.retryAfter), now)
+	n := why.notice()
+	n.midway = s.up.moved > s.up.headerLen
+	s.turnAway(shaper.Refused, why.limit.RefuseWith, n, now)
 }
