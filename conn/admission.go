@@ -249,7 +249,7 @@ func (a *admission) checkShed(f *shaper.Flow, r shaper.Route, draw float64, now 
 // refuse refuses w at gt, where it waits or would have to.
 func (a *admission) refuse(w *waiter, gt *gate, why shaper.Reason, now leaky.Time) {
 	a.countRefusal(gt, why, w.flow.Source, now)
-	a.outcomes = append(a.outcomes, outcome{w, refusal{gt.limit, why, a.retryAfter(gt, why, now), gt.atRate(now), gt.pool != nil}})
+	a.outcomes = append(a.outcomes, outcome{w, refusal{gt.limit, why, a.retryAfter(w, gt, why, now), gt.atRate(now), gt.pool != nil}})
 	if w.queue != nil {
 		a.dequeue(w, now)
 	}

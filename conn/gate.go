@@ -263,14 +263,18 @@ func (gt *gate) count(n int, now leaky.Time) {
 	}
 }
 
-// retryAfter is when a client that is refused at gt is told to come back. If it is told, that takes a place in the line of
-// those who do.
-func (a *admission) retryAfter(gt *gate, why shaper.Reason, now leaky.Time) time.Duration {
+// retryAfter is when the client of w, which is refused at gt, is told to come back. If it is told, that takes a place in the
+// line of those who do.
+func (a *admission) retryAfter(w *waiter, gt *gate, why shaper.Reason, now leaky.Time) time.Duration {
 	l := gt.limit
 	if l.NewConnections.N == 0 || gt.shut() {
 		return spread(l.QueueTimeout)
 	}
-	first := gt.nextAdmission(now)
+	before := gt.waiting
+	if w.queue != nil {
+		before-- // it waits here still
+	}
+	first := gt.nextAdmission(before, now)
 	if gt.atCap(now) {
 		first = max(first, now.Add(leaky.FromDuration(l.QueueTimeout)))
 	}
@@ -281,12 +285,12 @@ func (a *admission) retryAfter(gt *gate, why shaper.Reason, now leaky.Time) time
 	return a.returns.next(gt.key, first, share.Packets.Cost(1), now)
 }
 
-// nextAdmission is when new_connections would admit a connection, after those that wait.
-func (gt *gate) nextAdmission(now leaky.Time) leaky.Time {
+// nextAdmission is when new_connections would admit a connection, after those that wait before it.
+func (gt *gate) nextAdmission(before int, now leaky.Time) leaky.Time {
 	if gt.history != nil {
-		return gt.history.Depart(now).Add(gt.shape.Packets.Cost(uint64(gt.waiting)))
+		return gt.history.Depart(now).Add(gt.shape.Packets.Cost(uint64(before)))
 	}
 	bucket, share := gt.current(now)
-	bucket.Charge(&share.Shape, 0, uint64(gt.waiting), now)
+	bucket.Charge(&share.Shape, 0, uint64(before), now)
 	return share.Depart(&bucket, now)
 }

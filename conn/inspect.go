@@ -173,7 +173,7 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 		p.admission.refresh(gt)
 		b.InFlight, b.Waiting, b.Reserved = gt.inFlight, gt.waiting, gt.reservedAgainst(nil, false)
 		_, share = gt.current(now)
-		nextAdmission = gt.nextAdmission(now)
+		nextAdmission = gt.nextAdmission(gt.waiting, now)
 	}
 	b.NewParts = share.Parts
 	if l.NewConnections.N > 0 {

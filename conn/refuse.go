@@ -72,15 +72,6 @@ func (s *session) turnAway(as shaper.Ending, with shaper.RefuseWith, n notice, n
 	}
 }
 
-// conversation is what is said between a refused client and shaperd.
-type conversation struct {
-	*replyProtocol
-	notice   notice
-	input    [maxReplyInput]byte // what the client has sent
-	received int                 // bytes of it
-	answered int                 // bytes of it that were answered
-}
-
 const (
 	lingerBytes   = 64 << 10
 	lingerTimeout = leaky.Second
@@ -110,26 +101,22 @@ func (s *session) limitSilence(now leaky.Time) {
 	s.proxy.loop.pacer.Schedule(&s.timer, now+lingerTimeout)
 }
 
-// converse answers what the client of s has sent so far. Its input is bounded, and each answer but the last takes up some
-// of it, so that the conversation is over after a few times lingerTimeout.
+// converse answers what the client of s has sent so far, and reads more. Input is bounded, and each answer but the last
+// takes up some of it: the conversation is over after a few times lingerTimeout.
 func (s *session) converse(now leaky.Time) {
-	for c := s.conversation; ; {
-		send, used, done := c.answer(&c.notice, c.input[c.answered:c.received])
+	c := s.conversation
+	for {
+		send, goesOn, over := c.next()
 		if len(send) > 0 {
 			// Anything beyond the send buffer of a new connection is lost.
 			_, _ = sock.Send(s.client.fd, send)
 		}
-		c.answered += used
-		switch {
-		case done:
-			s.lingeringClose(now)
-			return
-		case used > 0:
+		if over {
+			break
+		}
+		if goesOn {
 			s.limitSilence(now)
 			continue
-		case c.received == len(c.input):
-			s.lingeringClose(now)
-			return
 		}
 		n, errno := sock.Recv(s.client.fd, c.input[c.received:])
 		if errno == unix.EAGAIN {
@@ -137,11 +124,11 @@ func (s *session) converse(now leaky.Time) {
 			return
 		}
 		if errno != 0 || n == 0 {
-			s.lingeringClose(now)
-			return
+			break
 		}
 		c.received += n
 	}
+	s.lingeringClose(now)
 }
 
 // lingeringClose half-closes s, and discards a bounded amount of input: the kernel resets a connection that is closed with

@@ -39,7 +39,7 @@ var replyProtocols = map[string]*replyProtocol{
 	shaper.ReplyHTTP429:    {answer: template(http429)},
 	shaper.ReplyHTTP503:    {answer: template(http503)},
 	shaper.ReplyPostgreSQL: {answer: answerPostgreSQL},
-	shaper.ReplyMySQL:      {serverFirst: true, answer: template(mysqlError)},
+	shaper.ReplyMySQL:      {serverFirst: true, answer: answerMySQL},
 	shaper.ReplyRedis:      {answer: template(func(n *notice) []byte { return fmt.Appendf(nil, "-ERR %s\r\n", n.sentence()) })},
 	shaper.ReplySMTP:       {serverFirst: true, answer: template(func(n *notice) []byte { return fmt.Appendf(nil, "421 4.7.0 %s\r\n", n.sentence()) })},
 	shaper.ReplySMPP:       {answer: answerSMPP},
@@ -48,6 +48,23 @@ var replyProtocols = map[string]*replyProtocol{
 
 // textReply is a text of the configuration.
 var textReply = &replyProtocol{answer: template((*notice).fill)}
+
+// conversation is what is said between a refused client and shaperd.
+type conversation struct {
+	*replyProtocol
+	notice   notice
+	input    [maxReplyInput]byte // what the client has sent
+	received int                 // bytes of it
+	answered int                 // bytes of it that were answered
+}
+
+// next answers what was received. It returns what to send, whether there may be more to answer, and whether that was all.
+// If neither, more is to be received first, for which there is room.
+func (c *conversation) next() (send []byte, goesOn, over bool) {
+	send, used, done := c.answer(&c.notice, c.input[c.answered:c.received])
+	c.answered += used
+	return send, used > 0, done || used == 0 && c.received == len(c.input)
+}
 
 // template returns the answer of a protocol that does not depend on what the client sends.
 func template(text func(*notice) []byte) func(*notice, []byte) ([]byte, int, bool) {

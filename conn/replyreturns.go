@@ -22,7 +22,7 @@ const (
 
 	// longestLine is how far the last place may be from the first, unless a few connections take longer. Those for whom
 	// there is no place come at random within that time: a line of clients that never come keeps nobody away for longer.
-	longestLine = 300 * leaky.Second
+	longestLine = 600 * leaky.Second
 	fewReturns  = 10
 )
 

@@ -272,6 +272,6 @@ func (t *turnSlot) refused(why refusal, now leaky.Time) {
 	s.releaseDownstream(now)
 	s.release(now)
 	n := why.notice()
-	n.midway = s.up.moved > s.up.headerLen
+	n.midway = s.up.moved > s.up.headerLen || s.down.moved > 0
 	s.turnAway(shaper.Refused, why.limit.RefuseWith, n, now)
 }
