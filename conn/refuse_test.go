@@ -55,6 +55,23 @@ func TestRefuse_Reply(t *testing.T) {
 	}
 }
 
+func TestRefuse_HTTP429(t *testing.T) {
+	r := newFullProxy(t, shaper.Limit{RefuseWith: shaper.RefuseReply, Reply: shaper.ReplyHTTP429, QueueTimeout: 20 * time.Second})
+	resp, err := http.Post("http://"+r.addr(), "text/plain", strings.NewReader(strings.Repeat("x", 20_000)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"limit":"cap","reason":"waiting-full","retry_after_seconds":` + resp.Header.Get("Retry-After") + "}\n"
+	if resp.StatusCode != http.StatusTooManyRequests || string(body) != want || resp.Header.Get("RateLimit-Limit") != "" {
+		t.Errorf("%s, %v, %q, want %q, and no rate", resp.Status, resp.Header, body, want)
+	}
+}
+
 // Retry-After of a connection refused by new_connections covers the queue before it.
 func TestRefusal_RetryAfterCoversQueue(t *testing.T) {
 	r := newAdmissionRig(t, shaper.Limit{

@@ -37,6 +37,13 @@ func TestRefusals_RealClients(t *testing.T) {
 			`FATAL:  too many connections, try again in (\d+) seconds\n`,
 		},
 		{
+			"psql that insists on encryption", "postgres",
+			func(port string) []string {
+				return []string{"psql", "-w", fmt.Sprintf("host=%s port=%s user=me dbname=db sslmode=require", host, port)}
+			},
+			`server does not support SSL, but SSL was required`,
+		},
+		{
 			"mysql", "mysql", // of MariaDB, which asks for encryption
 			func(port string) []string { return []string{"mysql", "-h", host, "-P", port, "-u", "me"} },
 			`1040 - too many connections, try again in (\d+) seconds\n`,
