@@ -1,3 +1,5 @@
+// Owner: the loop's thread.
+
 package conn
 
 import (

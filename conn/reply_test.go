@@ -215,7 +215,7 @@ func TestReply_Silence(t *testing.T) {
 			c := dial(t, r.addr())
 			began := time.Now()
 			c.Write([]byte(tt.says))
-			c.SetReadDeadline(began.Add(400 * time.Millisecond))
+			c.SetReadDeadline(began.Add(700 * time.Millisecond))
 			got, err := io.ReadAll(c)
 			if early := len(got) > 0; early != tt.atOnce || !tt.atOnce && !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("heard %q, %v, at once", got, err)
@@ -226,8 +226,30 @@ func TestReply_Silence(t *testing.T) {
 				t.Errorf("heard %q, %v, want %q", got, err, tt.want)
 			}
 			r.settle() // even though the client keeps the connection open
-			if took := time.Since(began); took > 3*time.Second {
+			if took := time.Since(began); took > 5*time.Second {
 				t.Errorf("the connection has stayed for %v", took)
+			}
+		})
+	}
+}
+
+// Bytes that trickle in do not prolong a conversation, and answers do only a few times.
+func TestReply_Trickle(t *testing.T) {
+	for _, tt := range []struct{ reply, piece string }{
+		{"postgres", "\x00"}, {"postgres", pgAskSSL}, {"smpp", "\x00"}, {"modbus", "\x00"}, {"http-429", "G"}, {"smtp", "H"},
+	} {
+		t.Run(fmt.Sprintf("%s %d bytes", tt.reply, len(tt.piece)), func(t *testing.T) {
+			t.Parallel()
+			r := startReplying(t, tt.reply)
+			c := dial(t, r.addr())
+			began := time.Now()
+			testutil.WaitFor(t, "the connection to be accepted", func() bool { return r.proxy.openConns.Load() > 0 })
+			for r.proxy.openConns.Load() > 0 {
+				c.Write([]byte(tt.piece))
+				time.Sleep(300 * time.Millisecond)
+				if took := time.Since(began); took > 8*time.Second {
+					t.Fatalf("the connection has stayed for %v", took)
+				}
 			}
 		})
 	}
@@ -259,7 +281,7 @@ func TestReply_Endless(t *testing.T) {
 					}
 				}
 				r.settle()
-				if took := time.Since(began); took > 6*time.Second {
+				if took := time.Since(began); took > 8*time.Second {
 					t.Errorf("the connection has stayed for %v", took)
 				}
 			})
@@ -330,16 +352,19 @@ func TestReply_HTTP(t *testing.T) {
 			`{"limit":"cap","reason":"wait-timeout","retry_after_seconds":12}` + "\n",
 		},
 		{
-			"no rate", "http-429", func(*notice) {}, 429, http.Header{"Retry-After": {"12"}, "Content-Type": {"application/json"}},
+			"no rate", "http-429", func(*notice) {}, 429,
+			http.Header{"Retry-After": {"12"}, "Content-Type": {"application/json"}},
 			`{"limit":"cap","reason":"wait-timeout","retry_after_seconds":12}` + "\n",
 		},
 		{
-			"block", "http-429", func(n *notice) { n.after, n.reason = 0, "blocked" }, 429, http.Header{"Content-Type": {"application/json"}},
+			"block", "http-429", func(n *notice) { n.after, n.reason = 0, "blocked" }, 429,
+			http.Header{"Content-Type": {"application/json"}},
 			`{"limit":"cap","reason":"blocked"}` + "\n",
 		},
 		{
 			"breaker", "http-429", func(n *notice) { n.limit, n.reason = "", "breaker-open" }, 429,
-			http.Header{"Retry-After": {"12"}, "Content-Type": {"application/json"}}, `{"reason":"breaker-open","retry_after_seconds":12}` + "\n",
+			http.Header{"Retry-After": {"12"}, "Content-Type": {"application/json"}},
+			`{"reason":"breaker-open","retry_after_seconds":12}` + "\n",
 		},
 		{"503", "http-503", func(*notice) {}, 503, http.Header{"Retry-After": {"12"}}, ""},
 		{"503 of a block", "http-503", func(n *notice) { n.after = 0 }, 503, http.Header{}, ""},
