@@ -236,6 +236,7 @@ func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, 
 	case why == shaper.None:
 		verdict = shaper.Pass
 	}
+	a.returns.admitted(gt.key)
 	switch {
 	case gt.history != nil:
 		gt.history.Charge(1, now)

@@ -38,6 +38,7 @@ func TestReturns_ObedientClients(t *testing.T) {
 		{"slow", 1000, time.Second, 100 * time.Millisecond, nil, 2, time.Second, 20 * time.Minute},
 		{"very slow", 100, time.Second, 0, nil, 12, time.Minute, 10 * time.Minute},
 		{"windows", 200, 0, 0, func(l *shaper.Limit) { l.Algorithm = shaper.FixedWindow }, 60, time.Minute, 10 * time.Minute},
+		{"long windows", 60, 0, 0, func(l *shaper.Limit) { l.Algorithm = shaper.FixedWindow }, 20, 5 * time.Minute, 20 * time.Minute},
 		{"a log", 200, 0, 0, func(l *shaper.Limit) { l.Algorithm = shaper.SlidingLog }, 60, time.Minute, 10 * time.Minute},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -110,6 +111,46 @@ func TestReturns_ClientsThatNeverCome(t *testing.T) {
 	}
 }
 
+// A thousand clients that never come, like scanners, are soon noticed: a few newcomers do not wait until all their places
+// have passed.
+func TestReturns_NoShows(t *testing.T) {
+	for _, tt := range []struct {
+		n   uint64
+		per time.Duration
+	}{{20, time.Second}, {2, time.Second}, {12, time.Minute}} {
+		t.Run(fmt.Sprintf("%d in %v", tt.n, tt.per), func(t *testing.T) {
+			r := newAdmissionRig(t, toldLimit(tt.n, tt.per))
+			for range 1000 {
+				if v := r.visit("10.0.0.1", nil); v.granted {
+					v.finish()
+				}
+			}
+			left := func() (end time.Duration) { // of the line, after a newcomer was refused
+				for {
+					v := r.visit("10.0.0.2", nil)
+					if !v.granted {
+						break
+					}
+					v.finish()
+				}
+				for _, l := range r.admission.returns {
+					end = l.end.Sub(r.now).Duration()
+				}
+				return end
+			}
+			cost := tt.per / time.Duration(tt.n)
+			first, last := left(), time.Duration(0)
+			for range 6 {
+				r.sleep(max(lineCheck.Duration(), fewPlaces*cost))
+				last = left()
+			}
+			if first < 49*time.Second || last > max(5*time.Second, 5*cost) {
+				t.Errorf("the line takes %v at first, and %v after a while", first, last)
+			}
+		})
+	}
+}
+
 // Who is told nothing has no place in the line.
 func TestReturns_OnlyWhoIsTold(t *testing.T) {
 	for _, tt := range []struct {
@@ -174,7 +215,7 @@ func TestReturns_ManyLines(t *testing.T) {
 			lines.next(shaper.Key{Connection: uint64(1<<20 + i)}, now, cost, now)
 		}
 	}
-	if lines[kept] == 0 {
+	if lines[kept].end == 0 {
 		t.Error("a line was dropped for others that were over")
 	}
 }
@@ -194,7 +235,7 @@ func TestReturns_PlacesAreApart(t *testing.T) {
 			if after < time.Second || after%time.Second != 0 || now+leaky.FromDuration(after) < first {
 				t.Fatalf("told %v, which is before %v", after, first.Sub(now).Duration())
 			}
-			if lines[key].Sub(now) > max(longestLine, fewReturns*cost) {
+			if lines[key].end.Sub(now) > max(longestLine, fewPlaces*cost) {
 				break // no place is left
 			}
 			told = append(told, now+leaky.FromDuration(after))
