@@ -233,6 +233,17 @@ func (c *Client) Reload(ctx context.Context) (r ReloadStatus, err error) {
 	return r, err
 }
 
+// Revisions returns the configurations that are kept, the newest first.
+func (c *Client) Revisions(ctx context.Context) ([]Revision, error) {
+	return get[[]Revision](ctx, c, "/revisions", nil)
+}
+
+// Rollback applies a configuration that is kept, until the next reload or start.
+func (c *Client) Rollback(ctx context.Context, r SetRevision) (status Status, err error) {
+	err = c.call(ctx, reloadTimeout, http.MethodPost, "/rollback", nil, r, &status)
+	return status, err
+}
+
 // Stop ends the daemon gracefully: it accepts no new connections, and gives open ones until
 // its drain timeout.
 func (c *Client) Stop(ctx context.Context) (status Status, err error) {

@@ -12,13 +12,14 @@ type Status struct {
 	Started  time.Time `json:"started"`
 	Now      time.Time `json:"now"`
 
-	State         string   `json:"state"` // "running", "stopping"
-	Mode          string   `json:"mode"`  // "enforce", "observe": as configured
-	Bypass        *Bypass  `json:"bypass,omitempty"`
-	Conformance   string   `json:"conformance"`              // "conformant", "violated": over the last minute
-	SourceErrors  []string `json:"source_errors,omitempty"`  // mistakes in files of groups or with values as they are now: what was read before is effective
-	ScheduleError string   `json:"schedule_error,omitempty"` // why the values of a schedule could not be applied: those before are effective
-	StateError    string   `json:"state_error,omitempty"`    // why runtime changes could not be saved: a restart loses them, or restores outdated ones
+	State         string    `json:"state"` // "running", "stopping"
+	Mode          string    `json:"mode"`  // "enforce", "observe": as configured
+	Bypass        *Bypass   `json:"bypass,omitempty"`
+	Conformance   string    `json:"conformance"`              // "conformant", "violated": over the last minute
+	RolledBack    *Revision `json:"rolled_back,omitempty"`    // the configuration to which an operator has gone back: its files are others
+	SourceErrors  []string  `json:"source_errors,omitempty"`  // mistakes in files of groups or with values as they are now: what was read before is effective
+	ScheduleError string    `json:"schedule_error,omitempty"` // why the values of a schedule could not be applied: those before are effective
+	StateError    string    `json:"state_error,omitempty"`    // why runtime changes could not be saved: a restart loses them, or restores outdated ones
 
 	EndpointErrors []string     `json:"endpoint_errors,omitempty"` // why the metrics or the dashboard are not served
 	Reload         ReloadStatus `json:"reload"`
@@ -49,6 +50,18 @@ type ReloadStatus struct {
 
 	// Runtime overrides that the reload ended, or that no longer fit the configuration.
 	DroppedOverrides []string `json:"dropped_overrides,omitempty"`
+}
+
+// Revision is a configuration that is kept.
+type Revision struct {
+	Revision  string    `json:"revision"`
+	At        time.Time `json:"at"` // when it became effective
+	Effective bool      `json:"effective"`
+}
+
+// SetRevision is the body of POST /v1/rollback.
+type SetRevision struct {
+	Revision string `json:"revision"` // or its first letters; "": the last one that is another than the one in effect
 }
 
 // Override is a set of values that an operator changed in a limit at runtime.

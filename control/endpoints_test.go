@@ -147,10 +147,11 @@ func invalidBodies() []ask {
 }
 
 const (
-	setRate = `{"set":{"rate":"1MB/s"},"duration_seconds":60}`
-	block   = `{"prefix":"192.0.2.0/24","duration_seconds":60.5}`
-	hold    = `{"listener":"l","held":true,"duration_seconds":60,"end_idle":true}`
-	drain   = `{"downstream":"10.0.0.5:5432","drained":true}`
+	setRate  = `{"set":{"rate":"1MB/s"},"duration_seconds":60}`
+	block    = `{"prefix":"192.0.2.0/24","duration_seconds":60.5}`
+	hold     = `{"listener":"l","held":true,"duration_seconds":60,"end_idle":true}`
+	rollback = `{"revision":"5f0c61"}`
+	drain    = `{"downstream":"10.0.0.5:5432","drained":true}`
 )
 
 var endpoints = map[string]endpoint{
@@ -282,6 +283,16 @@ var endpoints = map[string]endpoint{
 	"DELETE /v1/shared/hosts/{host}": {
 		says: "Tell the ledger that a host is gone for good: its part of shared limits is given to the others", answer: api.Shared{}, errors: []int{422, 500, 503},
 		asks: []ask{{code: 200}, rejected, daemonFails, whileStopping},
+	},
+	"GET /v1/revisions": {
+		says: "The configurations that are kept, the newest first", answer: []api.Revision{}, errors: []int{422, 500}, asks: []ask{{code: 200}, rejected, daemonFails},
+	},
+	"POST /v1/rollback": {
+		says: "Apply a configuration that is kept, until the next reload or start", body: api.SetRevision{}, answer: api.Status{}, errors: []int{400, 404, 413, 422, 500, 503},
+		asks: append(
+			invalidBodies(), ask{body: rollback, code: 200}, ask{body: `{"revision":""}`, code: 200},
+			ask{body: rollback, err: ErrUnknown, code: 404, fine: true}, rejected.with(rollback), daemonFails.with(rollback), whileStopping.with(rollback),
+		),
 	},
 	"POST /v1/reload": {
 		says: "Reload the configuration", answer: api.ReloadStatus{}, errors: []int{422, 500, 503}, instead: map[int]any{422: api.ReloadStatus{}},

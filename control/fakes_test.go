@@ -47,6 +47,14 @@ func (d *fakeDaemon) Scheduled(string) []api.Scheduled {
 	return []api.Scheduled{{When: []string{"08:00-18:00"}, Set: map[string]string{"rate": "1MB/s"}, Holds: true}}
 }
 
+func (d *fakeDaemon) Revisions(context.Context) ([]api.Revision, error) {
+	return []api.Revision{{Revision: "5f0c61d2a7be", Effective: true}}, d.record("revisions")
+}
+
+func (d *fakeDaemon) Rollback(_ context.Context, revision string) error {
+	return d.record("rollback " + revision)
+}
+
 func (d *fakeDaemon) ResetBucket(_ context.Context, limit string, _ netip.Addr) error {
 	return d.record("reset " + limit)
 }

@@ -301,6 +301,20 @@ func (a *handlers) reload(w http.ResponseWriter, q *http.Request) {
 	}
 }
 
+func (a *handlers) getRevisions(w http.ResponseWriter, q *http.Request) {
+	all, err := a.Daemon.Revisions(q.Context())
+	if !writeError(w, err) {
+		writeJSON(w, http.StatusOK, all)
+	}
+}
+
+func (a *handlers) rollback(w http.ResponseWriter, q *http.Request) {
+	var r api.SetRevision
+	if readBody(w, q, &r) && !writeError(w, a.Daemon.Rollback(q.Context(), r.Revision)) {
+		writeJSON(w, http.StatusOK, a.status())
+	}
+}
+
 func (a *handlers) stop(w http.ResponseWriter, q *http.Request) {
 	a.Daemon.Stop(q.Context())
 	writeJSON(w, http.StatusOK, a.status())

@@ -81,7 +81,7 @@ func TestRoles(t *testing.T) {
 	o.Daemon, o.Proxy = daemon, recordingProxy{fakeDaemon: daemon}
 	s := serveOn(t, o, readersGID, nil)
 	changes := []string{
-		"explain", "set aa", "unset aa", "reset aa", "block 192.0.2.0/24", "unblock 192.0.2.0/24", "bypass", "kill", "drain downstream", "hold", "forget gw2", "reload", "stop",
+		"explain", "revisions", "set aa", "unset aa", "reset aa", "block 192.0.2.0/24", "unblock 192.0.2.0/24", "bypass", "kill", "drain downstream", "hold", "forget gw2", "reload", "rollback 5f0c61", "stop",
 	}
 	for _, tt := range []struct {
 		name string
@@ -90,8 +90,8 @@ func TestRoles(t *testing.T) {
 		asks []string // of the daemon
 	}{
 		{"root", root, Admin, changes},
-		{"by group", byGroup, Reader, changes[:1]},
-		{"by second group", bySecondGroup, Reader, changes[:1]},
+		{"by group", byGroup, Reader, changes[:2]},
+		{"by second group", bySecondGroup, Reader, changes[:2]},
 		{"nobody", unprivileged, NoRole, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

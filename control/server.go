@@ -98,6 +98,8 @@ type Daemon interface {
 	AddLedger(*api.Shared)
 
 	Scheduled(limit string) []api.Scheduled
+	Revisions(ctx context.Context) ([]api.Revision, error)
+	Rollback(ctx context.Context, revision string) error
 	ResetBucket(ctx context.Context, limit string, source netip.Addr) error
 	SetLimit(ctx context.Context, limit string, sources netip.Prefix, set map[string]string, d time.Duration, untilReload bool) error
 	UnsetLimit(ctx context.Context, limit string, sources netip.Prefix, keys []string) error // without keys, all of them
@@ -242,6 +244,7 @@ func (a *handlers) routes() []route {
 		{"GET /v1/explain", Reader, a.getExplain},
 		{"GET /v1/shared", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.shared()) }},
 		{"GET /v1/blocks", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.blocks()) }},
+		{"GET /v1/revisions", Reader, a.getRevisions},
 		{"GET /v1/events", Reader, a.getEvents},
 		{"GET /v1/history", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.Monitor.History()) }},
 		{"GET /v1/live", Reader, a.getLive},
@@ -259,6 +262,7 @@ func (a *handlers) routes() []route {
 		{"PATCH /v1/listeners", Admin, a.setListener},
 		{"DELETE /v1/shared/hosts/{host}", Admin, a.forgetHost},
 		{"POST /v1/reload", Admin, a.reload},
+		{"POST /v1/rollback", Admin, a.rollback},
 		{stopRoute, Admin, a.stop},
 
 		{"GET /debug/pprof/", Admin, pprof.Index},

@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,7 +17,15 @@ import (
 // log names both.
 func TestAuditLog_RecordsEveryChange(t *testing.T) {
 	listen, downstream := testutil.FreeAddr(t, "tcp"), testutil.ServeTCP(t, testutil.Echo)
-	s := startControlled(t, writeConfig(t, "", configText(listen, "", downstream, "1MB/s")))
+	config := writeConfig(t, "", configText(listen, "", downstream, "1MB/s"))
+	s := startControlled(t, config, "--state", filepath.Join(filepath.Dir(config), "state"))
+	writeConfig(t, config, configText(listen, "", downstream, "3MB/s"))
+	s.must("reload")
+	testutil.WaitFor(t, "another revision", func() bool {
+		out, err := s.verb("revisions")
+		return err == nil && strings.Count(out, "\n") >= 3
+	})
+	before := len(s.log.String())
 	c, err := net.Dial("tcp4", listen)
 	if err != nil {
 		t.Fatal(err)
@@ -44,6 +53,7 @@ func TestAuditLog_RecordsEveryChange(t *testing.T) {
 		{"hold db --for 1m", "listener held by operator"},
 		{"resume db", "listener resumed by operator"},
 		{"connections kill " + strconv.FormatUint(all.Connections[0].ID, 10), "connection killed by operator"},
+		{"rollback", "rolled back by operator"},
 		{"reload", "reload requested by operator"},
 		{"stop", "stop requested by operator"}, // last
 	}
@@ -66,7 +76,7 @@ func TestAuditLog_RecordsEveryChange(t *testing.T) {
 	for _, change := range changes {
 		line, msg := change[0], change[1]
 		found := false
-		for logged := range strings.Lines(s.log.String()) {
+		for logged := range strings.Lines(s.log.String()[before:]) {
 			if strings.Contains(logged, msg) {
 				found = true
 				if !strings.Contains(logged, "uid=0 pid=") || !strings.Contains(logged, "login=64001") {

@@ -204,7 +204,7 @@ func TestOverrides_DiskFailure(t *testing.T) {
 
 	t.Run("full", func(t *testing.T) {
 		folder := t.TempDir()
-		if err := unix.Mount("full", folder, "tmpfs", 0, "size=4k"); err != nil {
+		if err := unix.Mount("full", folder, "tmpfs", 0, "size=64k"); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
@@ -213,7 +213,11 @@ func TestOverrides_DiskFailure(t *testing.T) {
 			}
 		})
 		s := startControlled(t, writeConfig(t, "", text), "--state", filepath.Join(folder, "state"))
-		if err := os.WriteFile(filepath.Join(folder, "full"), make([]byte, 4096), 0o600); err != nil {
+		testutil.WaitFor(t, "the configuration to be kept", func() bool {
+			kept, err := filepath.Glob(filepath.Join(folder, "state.revisions", "*.json"))
+			return err == nil && len(kept) == 1
+		})
+		if err := os.WriteFile(filepath.Join(folder, "full"), make([]byte, 1<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
 			t.Fatal(err)
 		}
 		_, output, err := command(t, "block", "192.0.2.1", "--control", s.socket)

@@ -122,10 +122,10 @@ invalid command line, 3 when no daemon answers.`,
 	for group, verbs := range map[string][]*cobra.Command{
 		groupObserve: {
 			statusCommand(e), topCommand(e), limitsCommand(e), keysCommand(e), talkersCommand(e), connectionsCommand(e),
-			downstreamsCommand(e), sharedCommand(e), explainCommand(e), blocksCommand(e), eventsCommand(e),
+			downstreamsCommand(e), sharedCommand(e), explainCommand(e), blocksCommand(e), eventsCommand(e), revisionsCommand(e),
 		},
 		groupControl: {
-			setCommand(e), unsetCommand(e), resetCommand(e), modeCommand(e, shaper.Observe), modeCommand(e, shaper.Enforce), blockCommand(e), unblockCommand(e),
+			setCommand(e), unsetCommand(e), resetCommand(e), rollbackCommand(e), modeCommand(e, shaper.Observe), modeCommand(e, shaper.Enforce), blockCommand(e), unblockCommand(e),
 			holdCommand(e), resumeCommand(e), bypassCommand(e), reloadCommand(e), stopCommand(e),
 		},
 		groupHost: {

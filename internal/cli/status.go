@@ -180,6 +180,10 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 	if s.Bypass != nil {
 		p.Line("%s", p.Red(bypassText(s)))
 	}
+	if r := s.RolledBack; r != nil {
+		p.Line("%s", p.Red(fmt.Sprintf("ROLLED BACK to revision %s of %s: the configuration files are others; \"shaperd reload\" applies them, and so does a restart.",
+			api.Printable(r.Revision), r.At.Local().Format(time.DateTime))))
+	}
 	for _, why := range s.SourceErrors {
 		p.Line("%s", p.Red("OLD SOURCES are in use, as a file has a mistake: "+api.Printable(why)))
 	}

@@ -202,6 +202,7 @@ func (s *server) Describe(to *api.Status) {
 			to.StateError = err.Error()
 		}
 	}
+	to.RolledBack = s.revisions.rolledBack()
 	to.SourceErrors, to.ScheduleError = s.sources.mistakes(), s.getScheduleError()
 	w.describe(to)
 	for i := range to.Listeners {

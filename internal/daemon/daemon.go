@@ -103,6 +103,7 @@ type server struct {
 	group          *group
 	reader         *configReader
 	sources        sourceWatch
+	revisions      revisions
 	saver          *saver // nil without a state file
 	migrated       bool   // restored overrides had keys of an earlier version
 	store          fdStore
@@ -115,6 +116,8 @@ type server struct {
 func (s *server) serve(ctx context.Context) error {
 	s.startedAt, s.ready = time.Now(), make(chan struct{})
 	s.path, _ = filepath.Abs(s.options.Config)
+	s.revisions.folder, s.revisions.log = s.options.revisionsPath(), s.log
+	defer s.revisions.close()
 	s.reader = newConfigReader(s.options.Config, s.options.LoadTimeout)
 	l, err := s.reader.load(ctx, nil)
 	if err == nil {
@@ -170,6 +173,7 @@ func (s *server) serve(ctx context.Context) error {
 	s.log.Info("ready", "config", s.options.Config, "revision", l.Revision(), "limits", policy.Len(), "listeners", len(l.Config.Listen),
 		"attachments", len(l.Config.Attach), "mode", shaper.Mode(l.Config.Daemon.Observe).String(), "version", s.options.Version)
 	s.logWarnings()
+	s.revisions.keep(l)
 	if s.migrated {
 		s.saveOverrides()
 	}

@@ -103,7 +103,10 @@ func (r *reloader) end(ctx context.Context, s *server, got readResult) {
 	if err == nil {
 		dropped, err = s.applyReload(ctx, got.l)
 	}
-	s.logReload(time.Since(r.begun), err)
+	if s.logReload(time.Since(r.begun), err); err == nil {
+		s.revisions.setRolledBack(nil)
+		s.revisions.keep(got.l)
+	}
 	s.reloads.SetDroppedOverrides(dropped)
 	notify(sd.SdNotifyReady)
 	for _, done := range r.served {

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"iter"
 	"slices"
 	"time"
 
@@ -31,6 +32,9 @@ type Plan struct {
 	bySource [][]shaper.SourceValues // by limit of the configuration
 	revision string
 }
+
+// Files returns the paths and texts of the files of the configuration, the main one first.
+func (p *Plan) Files() iter.Seq2[string, string] { return p.files.All() }
 
 // Revision is a hash of the configuration in its canonical form, without overrides of operators and without the contents of files that it
 // names. Spelling, comments, defaults and the order of keys do not matter.

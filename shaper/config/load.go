@@ -77,6 +77,11 @@ func (r *Reader) opening(path string) {
 // Read reads a configuration as [Reader.Read] does, from regular files only.
 func Read(path string) (*Files, error) { return new(Reader).Read(path) }
 
+// Add adds a file that was read: first the main one, then those in conf.d, in the order of their names.
+func (f *Files) Add(path, text string) {
+	f.paths, f.texts = append(f.paths, path), append(f.texts, text)
+}
+
 // All returns the paths of f and their texts, the main file first.
 func (f *Files) All() iter.Seq2[string, string] {
 	return func(yield func(path, text string) bool) {
