@@ -89,7 +89,7 @@ func TestHold_DialingWhenDown(t *testing.T) {
 	r.listen.OnDown, r.listen.Ramp, r.listen.HoldTimeout, r.listen.ConnectTimeout = shaper.DownHold, shaper.Frequency{N: 10, Per: time.Second}, time.Minute, 5*time.Second
 	r.apply()
 	dial(t, r.addr())
-	time.Sleep(4500 * time.Millisecond)
+	time.Sleep(3500 * time.Millisecond)
 	for range 30 {
 		dial(t, r.addr())
 	}
@@ -135,7 +135,7 @@ func TestBreaker_DialingWhenOpened(t *testing.T) {
 	r.listen.ConnectTimeout = 5 * time.Second
 	r.apply()
 	dial(t, r.addr())
-	time.Sleep(4500 * time.Millisecond)
+	time.Sleep(3500 * time.Millisecond)
 	for range 30 {
 		dial(t, r.addr())
 	}

@@ -163,7 +163,7 @@ func TestHold_Down(t *testing.T) {
 		}
 		checkRamp(t, g.came(), 20)
 		testutil.WaitFor(t, "the ramp to end", func() bool { return r.status().Rate == 0 })
-		if greeted = r.visitors(t, 60, 2*time.Second); greeted() != 60 {
+		if greeted = r.visitors(t, 120, 5*time.Second); greeted() != 120 { // with the ramp, 100 in that time
 			t.Error("without a ramp, connections have waited")
 		}
 		g.came()
