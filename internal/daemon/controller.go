@@ -252,6 +252,9 @@ func (s *server) SetLimit(ctx context.Context, limit string, sources netip.Prefi
 		if w.countSources() > maxSourceOverrides {
 			return &refusedError{fmt.Errorf("limits are overridden for %d prefixes already: write more into a file that values of the limit names", maxSourceOverrides)}
 		}
+		if err := s.checkSchedules(w); err != nil {
+			return refuse(err)
+		}
 		return nil
 	}, "limit overridden by operator", "limit", limit, "sources", sourcesText(sources), "set", joinOverrides(set), "until", until)
 }

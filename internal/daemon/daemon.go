@@ -121,7 +121,7 @@ func (s *server) serve(ctx context.Context) error {
 	s.reader = newConfigReader(s.options.Config, s.options.LoadTimeout)
 	l, err := s.reader.load(ctx, nil)
 	if err == nil {
-		l, err = l.With(s.options.Now(), nil, nil, false)
+		l, err = l.With(l.Config.ActiveAt(s.options.Now()), nil, nil, false)
 	}
 	if ctx.Err() != nil {
 		s.log.Info("stopped before ready")
@@ -200,7 +200,7 @@ func (s *server) serve(ctx context.Context) error {
 		}
 	}
 	var reload reloader
-	var failedSchedules *uint64
+	var nextSchedules time.Time // attempt
 	var drained chan struct{}
 	commandCtx := context.WithoutCancel(ctx) // commands run until the drain has ended
 	stop, hangups, requests := ctx.Done(), s.options.Reload, s.reloadRequests
@@ -225,7 +225,7 @@ func (s *server) serve(ctx context.Context) error {
 		case <-look.C:
 			all, joined := s.sharedProblems()
 			problems.update(all, joined, time.Now())
-			failedSchedules = s.followSchedules(commandCtx, failedSchedules)
+			nextSchedules = s.followSchedules(commandCtx, nextSchedules)
 		case <-stop:
 			close(s.draining)
 			reload.cancel()

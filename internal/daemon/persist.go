@@ -215,10 +215,10 @@ type mergedConfig struct {
 	dropped   []error // overrides that are invalid for the configuration
 }
 
-// merge applies overrides to a configuration and compiles it.
+// merge applies overrides to a configuration as it is now, with those of its overrides with a schedule that it has, and compiles it.
 func (s *server) merge(l *plan.Plan, w *overrides) (f mergedConfig, err error) {
 	f.overrides = w
-	if f.loaded, err = l.With(s.options.Now(), w.configOverrides(), w.blockLimits(l.Config), w.bypass != nil); err == nil {
+	if f.loaded, err = l.With(l.Config.Active(), w.configOverrides(), w.blockLimits(l.Config), w.bypass != nil); err == nil {
 		f.policy, err = f.loaded.Compile(s.shaper)
 	}
 	return f, err

@@ -131,6 +131,9 @@ func (r *reloader) cancel() {
 func (s *server) applyReload(ctx context.Context, l *plan.Plan) (dropped []string, err error) {
 	old, set := s.current()
 	left, ended := set.afterReload()
+	if l, err = l.With(l.Config.ActiveAt(s.options.Now()), nil, nil, false); err != nil {
+		return nil, err
+	}
 	f, err := s.mergeFitting(l, left)
 	if err != nil {
 		return nil, err

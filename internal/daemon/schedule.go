@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -10,27 +11,35 @@ import (
 	"shaperd.dev/shaperd/shaper/config"
 )
 
+// retrySchedule is how long after a failure the values of a schedule are tried again.
+const retrySchedule = 10 * time.Second
+
 // followSchedules applies the values of overrides with a schedule that hold now, if they are others than those in effect. It is called
-// each second, so that a clock that was set has no further consequence. It returns those that could not be applied, if any, which failed
-// were the last time.
-func (s *server) followSchedules(ctx context.Context, failed *uint64) *uint64 {
+// each second, so that a clock that was set has no further consequence. It returns when the next attempt is, the zero time if at once.
+func (s *server) followSchedules(ctx context.Context, next time.Time) time.Time {
 	was, set := s.current()
 	active := was.Config.ActiveAt(s.options.Now())
 	if active == was.Config.Active() {
 		s.setScheduleError("")
-		return nil
+		return time.Time{}
 	}
-	if failed != nil && active == *failed {
-		return failed
+	if time.Now().Before(next) {
+		return next
 	}
-	f, err := s.mergeFitting(was, set)
+	var f mergedConfig
+	now, err := was.With(active, nil, nil, false)
+	if err == nil {
+		f, err = s.mergeFitting(now, set)
+	}
 	if err == nil {
 		err = s.apply(ctx, f)
 	}
 	if err != nil {
+		if s.getScheduleError() != err.Error() {
+			s.log.Error("applying the values of a schedule failed: those before stay effective", "err", err)
+		}
 		s.setScheduleError(err.Error())
-		s.log.Error("applying the values of a schedule failed: those before stay effective", "err", err)
-		return &active
+		return time.Now().Add(retrySchedule)
 	}
 	s.setScheduleError("")
 	for _, err := range f.dropped {
@@ -41,7 +50,20 @@ func (s *server) followSchedules(ctx context.Context, failed *uint64) *uint64 {
 			s.log.Info("schedule of a limit", "limit", o.Limit, "when", o.When.String(), "set", joinOverrides(o.Set), "holds", active&bit != 0)
 		}
 	}
-	return nil
+	return time.Time{}
+}
+
+// checkSchedules reports whether overrides of operators would be invalid while some schedules hold: these would end them.
+func (s *server) checkSchedules(w *overrides) error {
+	c, _ := s.current()
+	return c.Config.EachSchedule(func(limit string, active uint64) error {
+		of := func(target string) bool { name, _ := splitTarget(target); return name == limit }
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(w.limits)), of) {
+			return nil
+		}
+		_, err := c.Config.With(active, w.configOverrides()...)
+		return err
+	})
 }
 
 // scheduledOf returns the overrides of a limit that have a schedule.

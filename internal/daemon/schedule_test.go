@@ -47,6 +47,13 @@ max_connections = 5
 limit = "l"
 when = "12:00-13:00 Europe/Berlin"
 rate = "1MB/s"
+[[limit]]
+name = "slow-at-noon"
+rate = "10MB/s"
+[[override]]
+limit = "slow-at-noon"
+when = "12:00-13:00 Europe/Berlin"
+rate = "1kB/s"
 %s`, testutil.FreeAddr(t, "tcp"), more), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -120,6 +127,10 @@ rate = "1MB/s"
 	expect("after a reload", 2e6, 7)
 	setClock("2026-11-27T18:00:00+01:00")
 	expect("in the evening", 8e6, 10)
+	_, err := c.SetLimit(t.Context(), "slow-at-noon", api.SetLimit{Set: map[string]string{"burst": "4GB"}}) // at noon, that takes too long
+	if err == nil || !strings.Contains(err.Error(), `(while "12:00-13:00 Europe/Berlin" holds)`) {
+		t.Errorf("an override that a schedule would end: %v", err)
+	}
 	if text := log.String(); strings.Contains(text, "level=ERROR") || !strings.Contains(text, `when="Mon-Fri 08:00-18:00 Europe/Berlin"`) {
 		t.Error(text)
 	}

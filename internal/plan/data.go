@@ -148,7 +148,10 @@ func (p *Plan) Reread(path string) (*Plan, error) {
 	c := *p
 	c.data = &Data{files: maps.Clone(p.data.files)}
 	c.data.files[path] = f
-	return &c, c.fill()
+	if err := c.fill(); err != nil {
+		return nil, err
+	}
+	return &c, c.checkSchedules()
 }
 
 // fill computes the values of sources under the limits of p.
@@ -156,16 +159,21 @@ func (p *Plan) fill() error {
 	p.bySource = nil
 	for i := range p.Config.Limits {
 		l := &p.Config.Limits[i]
-		var values []shaper.SourceValues
-		if l.ValuesFile != "" {
-			var err error
-			if values, err = p.data.files[l.ValuesFile].values.For(l); err != nil {
-				return err
-			}
+		values, err := p.values(l)
+		if err != nil {
+			return err
 		}
 		p.bySource = append(p.bySource, slices.Concat(values, l.BySource)) // those of operators decide
 	}
 	return nil
+}
+
+// values returns the values of sources that the file of a limit of p has.
+func (p *Plan) values(l *shaper.Limit) ([]shaper.SourceValues, error) {
+	if l.ValuesFile == "" {
+		return nil, nil
+	}
+	return p.data.files[l.ValuesFile].values.For(l)
 }
 
 // groups returns the groups of p with the sources in their files.

@@ -43,7 +43,10 @@ func LoadFiles(files *config.Files, opening func(path string)) (*Plan, error) {
 	if p.data, err = readData(c, opening); err != nil {
 		return nil, err
 	}
-	return p, p.fill()
+	if err := p.fill(); err != nil {
+		return nil, err
+	}
+	return p, p.checkSchedules()
 }
 
 // Errors returns the errors of loading the configuration at path, one by one. One that

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"iter"
 	"slices"
-	"time"
 
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/shaper"
@@ -54,10 +53,10 @@ func newPlan(files *config.Files, c *config.Config) *Plan {
 	return &Plan{files: files, Config: c, observe: c.Daemon.Observe}
 }
 
-// With returns p as it is at an instant, with overrides, the limits of blocks, and, with bypass, with
+// With returns p with some of its overrides with a schedule, which are bits as in [config.Config.ActiveAt], with overrides, the limits of blocks, and, with bypass, with
 // limits that only observe. It does not read files again.
-func (p *Plan) With(at time.Time, overrides []config.Override, blocks []shaper.Limit, bypass bool) (*Plan, error) {
-	c, err := p.Config.With(at, overrides...)
+func (p *Plan) With(active uint64, overrides []config.Override, blocks []shaper.Limit, bypass bool) (*Plan, error) {
+	c, err := p.Config.With(active, overrides...)
 	if err != nil {
 		return nil, err
 	}
@@ -79,6 +78,35 @@ func (p *Plan) Compile(s *shaper.Shaper) (*shaper.Policy, error) {
 		return nil, err
 	}
 	return policy, p.checkQueues(policy)
+}
+
+// checkSchedules reports mistakes that p has only while some of the overrides with a schedule hold, and that the configuration alone, which
+// was checked, does not show: they are about files with sources, or queues.
+func (p *Plan) checkSchedules() error {
+	return p.Config.EachSchedule(func(limit string, active uint64) error {
+		i := slices.IndexFunc(p.Config.Limits, func(l shaper.Limit) bool { return l.Name == limit })
+		if l := &p.Config.Limits[i]; l.ValuesFile == "" && len(l.For) == 0 && len(l.Match.Attach) == 0 {
+			return nil
+		}
+		c, err := p.Config.With(active)
+		if err != nil {
+			return err
+		}
+		then := newPlan(p.files, c)
+		then.data = p.data
+		if _, err = then.values(&c.Limits[i]); err != nil {
+			return err
+		}
+		policy, err := shaper.New(1).Compile(c.Limits[i:i+1], c.Listen, c.Attach, p.asns, false, then.groups()...)
+		var at *shaper.LimitError
+		if errors.As(err, &at) {
+			return c.Error(i, at.Key, at.Key+": "+at.Msg)
+		}
+		if err != nil {
+			return err
+		}
+		return then.checkQueues(policy)
+	})
 }
 
 // Shapes reports whether any attachment shapes.

@@ -3,7 +3,6 @@ package config
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -116,21 +115,21 @@ func TestSharedDigest(t *testing.T) {
 // restores agreement; and a dry run of the daemon, which passes everything.
 func TestSharedDigest_Overrides(t *testing.T) {
 	was := mustLoad(t, agreed)
-	with, err := was.With(time.Now(), Override{Source: "override", Limit: "total", Values: map[string]Value{"max_connections": ParseValue("max_connections", "50")}})
+	with, err := was.With(0, Override{Source: "override", Limit: "total", Values: map[string]Value{"max_connections": ParseValue("max_connections", "50")}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if a, b := was.SharedDigest(), with.SharedDigest(); a == b {
 		t.Error("an override does not show")
 	}
-	if again, err := with.With(time.Now()); err != nil || again.SharedDigest() != was.SharedDigest() {
+	if again, err := with.With(0); err != nil || again.SharedDigest() != was.SharedDigest() {
 		t.Errorf("without the override: another digest, %v", err)
 	}
 	observes := mustLoad(t, "[daemon]\nobserve = true\n"+agreed)
 	if line := observes.SharedLimits()["total"]; !strings.HasSuffix(line, "observe true") || observes.SharedDigest() == was.SharedDigest() {
 		t.Errorf("a daemon that observes: %s", line)
 	}
-	local, err := was.With(time.Now(), Override{Source: "override", Limit: "local", Values: map[string]Value{"rate": ParseValue("rate", "1MB/s")}})
+	local, err := was.With(0, Override{Source: "override", Limit: "local", Values: map[string]Value{"rate": ParseValue("rate", "1MB/s")}})
 	if err != nil || local.SharedDigest() != was.SharedDigest() {
 		t.Errorf("an override of a limit that is not shared: another digest, %v", err)
 	}

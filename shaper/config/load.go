@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/BurntSushi/toml"
 	"golang.org/x/sys/unix"
@@ -175,13 +174,9 @@ func load(files []*file) (*Config, error) {
 	return c, nil
 }
 
-// With returns the configuration with overrides, in place of those that c has, as it is at an instant: with those values of schedules
-// that hold then. It does not read or parse files again. The error is an [Errors], or that of a value without a position.
-func (c *Config) With(at time.Time, overrides ...Override) (*Config, error) {
-	return c.with(c.ActiveAt(at), overrides)
-}
-
-func (c *Config) with(active uint64, overrides []Override) (*Config, error) {
+// With returns the configuration with some of its overrides with a schedule, which are bits as in [Config.ActiveAt], and with overrides,
+// in place of those that c has. It does not read or parse files again. The error is an [Errors], or that of a value without a position.
+func (c *Config) With(active uint64, overrides ...Override) (*Config, error) {
 	for i := range overrides {
 		if err := overrides[i].check(); err != nil {
 			return nil, err

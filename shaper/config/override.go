@@ -170,6 +170,15 @@ func (l *loader) applySchedules() {
 
 // checkSchedules reports mistakes that c has only while some of the overrides with a schedule hold.
 func (c *Config) checkSchedules() error {
+	return c.EachSchedule(func(_ string, active uint64) error {
+		_, err := c.With(active)
+		return err
+	})
+}
+
+// EachSchedule calls check for each limit that has overrides with a schedule, with each combination of these that may hold, as bits. It
+// returns the first error, and adds when that is.
+func (c *Config) EachSchedule(check func(limit string, active uint64) error) error {
 	byLimit := map[string]uint64{}
 	for i, s := range c.scheduled {
 		byLimit[s.Limit] |= 1 << i
@@ -177,7 +186,7 @@ func (c *Config) checkSchedules() error {
 	for _, limit := range slices.Sorted(maps.Keys(byLimit)) {
 		all := byLimit[limit]
 		for some := all; some != 0; some = (some - 1) & all { // all subsets
-			if _, err := c.with(some, nil); err != nil {
+			if err := check(limit, some); err != nil {
 				return c.whileActive(err, some)
 			}
 		}
@@ -185,19 +194,29 @@ func (c *Config) checkSchedules() error {
 	return nil
 }
 
-// whileActive adds to err, of c with some of its overrides with a schedule, which these are, if there are several.
+// whileActive adds to err, of c with some of its overrides with a schedule, which these are.
 func (c *Config) whileActive(err error, active uint64) error {
-	var all Errors
 	var whens []string
 	for i, s := range c.scheduled {
 		if active>>i&1 != 0 {
 			whens = append(whens, quote(s.When.String()))
 		}
 	}
-	if errors.As(err, &all) && len(whens) > 1 {
+	when := " (while " + whens[0] + " holds)"
+	if len(whens) > 1 {
+		when = " (while " + strings.Join(whens, " and ") + " hold together)"
+	}
+	var all Errors
+	var one *Error
+	switch {
+	case errors.As(err, &all):
 		for _, e := range all {
-			e.Msg += ", when " + strings.Join(whens, " and ") + " hold together"
+			e.Msg += when
 		}
+	case errors.As(err, &one):
+		one.Msg += when
+	default:
+		return fmt.Errorf("%w%s", err, when)
 	}
 	return err
 }
