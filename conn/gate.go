@@ -265,7 +265,7 @@ func (gt *gate) count(n int, now leaky.Time) {
 }
 
 // retryAfter is when the client of w, which is refused at gt, is told to come back. If it is told, that takes a place in the
-// line of those who do.
+// line of those who do. Of datagrams nobody knows whether their clients understand it, and their sources may be forged: they take none.
 func (a *admission) retryAfter(w *waiter, gt *gate, why shaper.Reason, now leaky.Time) time.Duration {
 	l := gt.limit
 	if l.NewConnections.N == 0 || gt.shut() {
@@ -279,7 +279,7 @@ func (a *admission) retryAfter(w *waiter, gt *gate, why shaper.Reason, now leaky
 	if gt.atCap(now) {
 		first = max(first, now.Add(leaky.FromDuration(l.QueueTimeout)))
 	}
-	if why == shaper.ClientGone || l.RefuseWith != shaper.RefuseReply || !tellsTime(l.Reply) {
+	if why == shaper.ClientGone || w.flow.Protocol != shaper.TCP || l.RefuseWith != shaper.RefuseReply || !tellsTime(l.Reply) {
 		return first.Sub(now).Duration()
 	}
 	_, share := gt.current(now)

@@ -165,10 +165,7 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 		b.Slots = ad.controller.Limit()
 	}
 	bucket, share = p.shaper.Peek(k, now)
-	nextAdmission := share.Depart(&bucket, now)
-	if l.Algorithm.HasHistory() {
-		nextAdmission = p.shaper.NextAdmission(policy, i, k, now)
-	}
+	nextAdmission := p.shaper.NextAdmission(policy, i, k, bucket, &share.Shape, now)
 	if gt := p.admission.byKey[k]; gt != nil {
 		p.admission.refresh(gt)
 		b.InFlight, b.Waiting, b.Reserved = gt.inFlight, gt.waiting, gt.reservedAgainst(nil, false)

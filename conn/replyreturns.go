@@ -19,6 +19,7 @@ type returns map[shaper.Key]line
 // trace.
 type line struct {
 	end   leaky.Time // the next place
+	cost  leaky.Time // from one place to the next
 	since leaky.Time // when counting began, or the first place
 	came  uint64     // connections since then, let in or not
 }
@@ -41,11 +42,15 @@ const (
 func (r *returns) next(key shaper.Key, first, cost, now leaky.Time) time.Duration {
 	l, ok := (*r)[key]
 	if !ok || l.end <= now {
-		l = line{since: first}
+		l = line{since: first, cost: cost}
+	}
+	if l.cost != cost { // the limit has another rate now
+		l.end = now.Add(min(l.end.Sub(now)/l.cost, leaky.Never/cost) * cost)
+		l.cost, l.since, l.came = cost, now, 0
 	}
 	l.came++
 	l.shorten(cost, now)
-	at, longest := max(first, l.end), max(longestLine, fewPlaces*cost)
+	at, longest := max(first, l.end), max(longestLine, fewCosts(cost))
 	var after time.Duration
 	if at.Sub(first) > longest {
 		after = wholeSeconds(first.Add(rand.N(longest)).Sub(now))
@@ -63,7 +68,7 @@ func (r *returns) next(key shaper.Key, first, cost, now leaky.Time) time.Duratio
 // shorten ends l earlier if, of those who had places since it was last looked at, fewer than half can have come: some
 // clients never do, and those who come now need not wait for them.
 func (l *line) shorten(cost, now leaky.Time) {
-	if now < l.since.Add(max(lineCheck, fewPlaces*cost)) {
+	if now < l.since.Add(max(lineCheck, fewCosts(cost))) {
 		return
 	}
 	if due := uint64(now.Sub(l.since) / cost); l.came < due/2 {
@@ -71,6 +76,9 @@ func (l *line) shorten(cost, now leaky.Time) {
 	}
 	l.since, l.came = now, 0
 }
+
+// fewCosts is how long a few places take.
+func fewCosts(cost leaky.Time) leaky.Time { return min(cost, leaky.Forever/fewPlaces) * fewPlaces }
 
 // admitted notes that a connection has passed the gate of key.
 func (r returns) admitted(key shaper.Key) {

@@ -250,3 +250,54 @@ func TestReturns_PlacesAreApart(t *testing.T) {
 		}
 	}
 }
+
+// A line keeps its places when the limit has another rate, that far apart.
+func TestReturns_RateChanged(t *testing.T) {
+	r := newAdmissionRig(t, toldLimit(1, time.Hour))
+	r.must("10.0.0.1").finish()
+	for i := range 60 {
+		r.visit(fmt.Sprintf("10.0.0.%d", i), nil)
+	}
+	r.sleep(time.Second)
+	r.swap(toldLimit(1000, time.Second))
+	refused := 0
+	for range 100 {
+		r.sleep(time.Second)
+		for range 3 {
+			v := r.visit("10.0.1.1", nil)
+			if v.granted {
+				v.finish()
+				continue
+			}
+			if refused++; v.refusal.retryAfter > time.Second {
+				t.Fatalf("told %v", v.refusal.retryAfter)
+			}
+		}
+	}
+	if refused < 100 {
+		t.Errorf("%d were refused", refused)
+	}
+}
+
+// Refused datagrams, whose sources may be forged, take no places of those who are told a time.
+func TestReturns_Datagrams(t *testing.T) {
+	l := toldLimit(1, time.Second)
+	l.QueueTimeout, l.MaxQueue = time.Second, 10
+	r := newAdmissionRig(t, l)
+	r.must("10.0.0.1").finish()
+	for i := range 2000 {
+		v := &visitor{rig: r, waiter: waiter{flow: *flowFrom(fmt.Sprintf("10.1.%d.%d", i/200, i%200), 1), unverified: true, listen: "l"}}
+		v.flow.Protocol, v.owner = shaper.UDP, v
+		r.admission.acquire(&v.waiter, r.now)
+	}
+	r.sleep(5 * time.Second)
+	for range 13 {
+		if v := r.visit("10.0.0.2", nil); v.refusedFor != shaper.None {
+			if v.refusal.retryAfter > 15*time.Second {
+				t.Errorf("told %v", v.refusal.retryAfter)
+			}
+			return
+		}
+	}
+	t.Error("nobody was refused")
+}

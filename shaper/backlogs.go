@@ -23,6 +23,7 @@ type Backlog struct {
 	// Of a history of new connections, by a clock that goes on: when they have passed, or the number of a window, and those in
 	// it and in the one before. Packets are those that count.
 	Times                     []leaky.Time `json:",omitempty"`
+	Evicted                   bool         `json:",omitempty"` // of all keys whose histories were evicted
 	Window, Current, Previous uint64       `json:",omitempty"`
 }
 
@@ -67,19 +68,25 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 		if st.histories == nil {
 			continue
 		}
-		for _, e := range st.histories.soonest {
-			if used := e.history.Used(now); used > 0 {
-				d := newBacklog(&e.key, st, listeners)
-				d.Packets = used
-				switch h := e.history.(type) {
-				case *leaky.SlidingLog:
-					d.Times = h.Times()
-				case *leaky.SlidingWindow:
-					d.Window, d.Current, d.Previous = uint64(h.Window), h.Current, h.Previous
-				}
-				all = append(all, entry{d, e.emptyAt})
+		add := func(k *Key, h leaky.History, evicted bool) {
+			used := h.Used(now)
+			if used == 0 {
+				return
 			}
+			d := newBacklog(k, st, listeners)
+			d.Packets, d.Evicted = used, evicted
+			switch h := h.(type) {
+			case *leaky.SlidingLog:
+				d.Times = h.Times()
+			case *leaky.SlidingWindow:
+				d.Window, d.Current, d.Previous = uint64(h.Window), h.Current, h.Previous
+			}
+			all = append(all, entry{d, h.EmptyAt()})
 		}
+		for _, e := range st.histories.soonest {
+			add(&e.key, e.history, false)
+		}
+		add(&Key{Limit: st.ID + 1}, st.histories.floor, true)
 	}
 	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(b.drainedAt, a.drainedAt) })
 	var backlogs []Backlog
@@ -120,7 +127,10 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 		}
 		if d.NewConnections && p.limits[i].Algorithm.HasHistory() {
 			l := p.LimitFor(i, &k)
-			s.CheckInHistory(p.states[i], l, k, l.restoreHistory(&d, now.Sub(ago), now), now)
+			if d.Evicted {
+				l = p.largestCount(i)
+			}
+			s.restoreHistory(p, i, l, k, l.restoreHistory(&d, now.Sub(ago), now), d.Evicted, now)
 			continue
 		}
 		var keyed *keyedShapes
@@ -128,6 +138,18 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 			keyed = &keyedShapes{p, i, d.NewConnections}
 		}
 		s.restore(&k, shape, keyed, p.limits[i].Shared, d, ago, now)
+	}
+}
+
+// restoreHistory adds a history of l, limit i of p, to that of k, or to what new keys inherit.
+func (s *Shaper) restoreHistory(p *Policy, i int, l *Limit, k Key, h leaky.History, evicted bool, now leaky.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kept := p.historiesOf(i)
+	if evicted {
+		kept.floor.Inherit(h, now)
+	} else {
+		kept.put(k, l, h, now)
 	}
 }
 
@@ -157,10 +179,12 @@ func (s *Shaper) restore(k *Key, shape *leaky.Shape, keyed *keyedShapes, shared 
 	l := s.table.learn(k.Limit, shape, shared, now)
 	b := l.fresh
 	share := l.shareOf(k)
-	b.Charge(&share.Shape, d.Bytes, 0, now)
-	b.Charge(&share.Shape, 0, d.Packets, now)
-	if shape.Window == 0 { // else it drains at the end of the window
-		b.Drain(ago) // the backlog has been draining since it was saved
+	if shape.Window > 0 {
+		b.Charge(&share.Shape, 0, d.Packets, now.Sub(ago)) // it drains at the end of the window in which it was saved
+	} else {
+		b.Charge(&share.Shape, d.Bytes, 0, now)
+		b.Charge(&share.Shape, 0, d.Packets, now)
+		b.Drain(ago) // the backlog has been draining since
 	}
 	if !b.Drained(now) {
 		s.table.add(k, b, now)

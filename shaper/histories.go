@@ -114,10 +114,7 @@ func (s *Shaper) CheckOutHistory(p *Policy, i int, k Key, b *leaky.Bucket, shape
 	defer s.mu.Unlock()
 	l, st := p.LimitFor(i, &k), p.states[i]
 	if l.Algorithm.HasHistory() {
-		if st.histories == nil {
-			st.histories = newHistories(p.largestCount(i))
-		}
-		return l.ContinueHistory(st.histories.take(k, l, now), b, shape, now)
+		return l.ContinueHistory(p.historiesOf(i).take(k, l, now), b, shape, now)
 	}
 	if h := st.histories; h != nil {
 		if e := h.byKey[k]; e != nil {
@@ -133,6 +130,15 @@ func (s *Shaper) CheckOutHistory(p *Policy, i int, k Key, b *leaky.Bucket, shape
 		}
 	}
 	return nil
+}
+
+// historiesOf returns those of limit i, new ones if it has none.
+func (p *Policy) historiesOf(i int) *histories {
+	st := p.states[i]
+	if st.histories == nil {
+		st.histories = newHistories(p.largestCount(i))
+	}
+	return st.histories
 }
 
 // largestCount returns limit i with the largest maximum of new connections, and the longest period, of all keys.
@@ -191,15 +197,23 @@ func (s *Shaper) CheckInHistory(st *LimitState, l *Limit, k Key, h leaky.History
 	st.histories.put(k, l, h, now)
 }
 
-// NextAdmission returns when a history that is not checked out would let a connection pass.
-func (s *Shaper) NextAdmission(p *Policy, i int, k Key, now leaky.Time) leaky.Time {
+// NextAdmission returns when limit i of p would let a connection of k pass, of which b is the bucket, of that shape, and the history is
+// not checked out either.
+func (s *Shaper) NextAdmission(p *Policy, i int, k Key, b leaky.Bucket, shape *leaky.Shape, now leaky.Time) leaky.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	kept := p.states[i].histories
-	if kept == nil {
-		return now
+	l, kept := p.LimitFor(i, &k), p.states[i].histories
+	switch {
+	case l.Algorithm.HasHistory():
+		h := l.newHistory()
+		if kept != nil {
+			h.Inherit(kept.peek(k, l, now), now)
+		}
+		return l.ContinueHistory(h, &b, shape, now).Depart(now)
+	case kept != nil && kept.byKey[k] != nil: // of another algorithm
+		l.ContinueHistory(kept.byKey[k].history, &b, shape, now)
 	}
-	return kept.peek(k, p.LimitFor(i, &k), now).Depart(now)
+	return b.Depart(shape, now)
 }
 
 // HistoryUsage is the fill level of the histories of a limit.

@@ -55,7 +55,7 @@ func TestHistories_Eviction(t *testing.T) {
 				}
 				s.CheckInHistory(st, p.Limit(0), k, h, now)
 				if rnd.IntN(10) == 0 {
-					s.NextAdmission(p, 0, k, now) // a look changes nothing
+					s.NextAdmission(p, 0, k, leaky.Bucket{}, p.NewConnections(0), now) // a look changes nothing
 				}
 				if h := st.histories; h.size > h.most || len(h.soonest) != len(h.byKey) {
 					t.Fatalf("%d bytes, %d in the heap, %d by key", h.size, len(h.soonest), len(h.byKey))
@@ -273,5 +273,110 @@ func TestTiers_Restore(t *testing.T) {
 		}
 		saved = s.Backlogs(10, now)
 		now += leaky.Second
+	}
+}
+
+// What was evicted before a restart is owed after it.
+func TestHistories_RestoreEvicted(t *testing.T) {
+	for _, a := range []Algorithm{SlidingWindow, SlidingLog} {
+		limit := Limit{Name: "l", Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, NewConnections: Frequency{5, time.Hour}, Algorithm: a}
+		at := 1000 * leaky.Second
+		start := func() (*Shaper, *Policy) {
+			s := New(16)
+			p := mustCompile(t, s, []Limit{limit}, udpOnly)
+			s.Swap(p, at)
+			return s, p
+		}
+		key := func(p *Policy, i uint32) Key {
+			k := Key{Limit: p.State(0).ID + 1}
+			binary.BigEndian.PutUint32(k.Source[12:], i)
+			return k
+		}
+		s, p := start()
+		p.historiesOf(0).most = 10 * (entrySize + 100)
+		for i := range uint32(100) {
+			k := key(p, i)
+			h := s.CheckOutHistory(p, 0, k, &leaky.Bucket{}, p.NewConnections(0), at)
+			n := uint64(1)
+			if i == 0 {
+				n = 5
+			}
+			h.Charge(n, at)
+			at += leaky.Second
+			s.CheckInHistory(p.State(0), p.Limit(0), k, h, at)
+		}
+		next := func(s *Shaper, p *Policy) leaky.Time {
+			return s.NextAdmission(p, 0, key(p, 0), leaky.Bucket{}, p.NewConnections(0), at)
+		}
+		before := next(s, p)
+		all := s.Backlogs(1000, at)
+		if s, p = start(); next(s, p) != at {
+			t.Error("it is not new")
+		}
+		s.Restore(p, all, 0, at)
+		if after := next(s, p); before <= at || after < before {
+			t.Errorf("%v: first after %v, and restarted after %v", a, before.Sub(at).Duration(), after.Sub(at).Duration())
+		}
+	}
+}
+
+// What a fixed window has let pass counts until that window ends, also after a restart.
+func TestFixedWindow_Restore(t *testing.T) {
+	limit := Limit{Name: "l", NewConnections: Frequency{100, time.Hour}, Algorithm: FixedWindow}
+	const hour = 3600 * leaky.Second
+	saved := 2*hour - 60*leaky.Second
+	start := func(now leaky.Time) (*Shaper, *Policy, Key) {
+		s := New(16)
+		p := mustCompile(t, s, []Limit{limit}, udpOnly)
+		s.Swap(p, now)
+		return s, p, Key{Limit: p.State(0).ID + 1}
+	}
+	s, p, k := start(saved)
+	b := s.CheckOut(k, saved)
+	b.Charge(p.NewConnections(0), 0, 100, saved)
+	s.CheckIn(k, b, saved)
+	all := s.Backlogs(100, saved)
+	for _, now := range []leaky.Time{saved + leaky.Second, 2*hour - leaky.Second, 2*hour + leaky.Second, 5 * hour} {
+		s, p, k := start(now)
+		s.Restore(p, all, now.Sub(saved), now)
+		b := s.CheckOut(k, now)
+		if next, want := b.Depart(p.NewConnections(0), now), max(now, 2*hour); next != want {
+			t.Errorf("%v after it was saved, the next passes after %v, not %v", now.Sub(saved).Duration(), next.Sub(now).Duration(), want.Sub(now).Duration())
+		}
+	}
+}
+
+// What is told of a key is what holds, also before its first connection after a change of the algorithm.
+func TestNextAdmission_AlgorithmChanged(t *testing.T) {
+	a := Limit{Name: "l", NewConnections: Frequency{10, time.Hour}, BurstConnections: 10}
+	b := Limit{Name: "l", NewConnections: Frequency{10, time.Hour}, Algorithm: SlidingLog}
+	for _, change := range [][2]Limit{{a, b}, {b, a}} {
+		now := 100_000 * leaky.Second
+		s := New(16)
+		p := mustCompile(t, s, change[:1], udpOnly)
+		s.Swap(p, now)
+		k := Key{Limit: p.State(0).ID + 1}
+		bucket := s.CheckOut(k, now)
+		if h := s.CheckOutHistory(p, 0, k, &bucket, p.NewConnections(0), now); h != nil {
+			h.Charge(10, now)
+			s.CheckInHistory(p.State(0), p.Limit(0), k, h, now)
+		} else {
+			bucket.Charge(p.NewConnections(0), 0, 10, now)
+		}
+		s.CheckIn(k, bucket, now)
+		p = mustCompile(t, s, change[1:], udpOnly)
+		s.Swap(p, now)
+		peeked, share := s.Peek(k, now)
+		told := s.NextAdmission(p, 0, k, peeked, &share.Shape, now)
+		bucket = s.CheckOut(k, now)
+		var is leaky.Time
+		if h := s.CheckOutHistory(p, 0, k, &bucket, p.NewConnections(0), now); h != nil {
+			is = h.Depart(now)
+		} else {
+			is = bucket.Depart(p.NewConnections(0), now)
+		}
+		if told != is || is == now {
+			t.Errorf("%v to %v: told %v, is %v", change[0].Algorithm, change[1].Algorithm, told.Sub(now).Duration(), is.Sub(now).Duration())
+		}
 	}
 }

@@ -27,9 +27,9 @@ waits in queues goes on waiting there. The log says who did it.`,
 			}
 			return e.show(struct{}{}, func(p *term.Printer) {
 				if source == "" {
-					p.Line("The bucket of limit %s owes nothing now.", args[0])
+					p.Line("What the bucket of limit %s owed is forgotten.", args[0])
 				} else {
-					p.Line("The bucket of %s under limit %s owes nothing now.", source, args[0])
+					p.Line("What the bucket of %s under limit %s owed is forgotten.", source, args[0])
 				}
 			})
 		},

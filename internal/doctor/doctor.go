@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"context"
+	"time"
 
 	"shaperd.dev/shaperd/internal/plan"
 	"shaperd.dev/shaperd/shaper"
@@ -83,6 +84,9 @@ func Run(ctx context.Context, path, socket string, probe bool) []Finding {
 // run runs all checks.
 func (d *doctor) run() (all []Finding) {
 	d.plan, d.loadErr = plan.Load(d.file)
+	if d.loadErr == nil { // as a daemon has it now
+		d.plan, d.loadErr = d.plan.With(d.plan.Config.ActiveAt(time.Now()), nil, nil, false)
+	}
 	if d.loadErr == nil {
 		_, d.loadErr = d.plan.Compile(shaper.New(1))
 	}
