@@ -238,6 +238,11 @@ func (c *Client) Revisions(ctx context.Context) ([]Revision, error) {
 	return get[[]Revision](ctx, c, "/revisions", nil)
 }
 
+// Configuration returns the configuration in effect, as its files were read.
+func (c *Client) Configuration(ctx context.Context) (Configuration, error) {
+	return get[Configuration](ctx, c, "/config/files", nil)
+}
+
 // Rollback applies a configuration that is kept, until the next reload or start.
 func (c *Client) Rollback(ctx context.Context, r SetRevision) (status Status, err error) {
 	err = c.call(ctx, reloadTimeout, http.MethodPost, "/rollback", nil, r, &status)

@@ -59,6 +59,18 @@ type Revision struct {
 	Effective bool      `json:"effective"`
 }
 
+// Configuration is the configuration in effect, as its files were read.
+type Configuration struct {
+	Revision string       `json:"revision"`
+	Files    []ConfigFile `json:"files"` // the main file first
+}
+
+// ConfigFile is a file of a configuration.
+type ConfigFile struct {
+	Path string `json:"path"`
+	Text string `json:"text"`
+}
+
 // SetRevision is the body of POST /v1/rollback.
 type SetRevision struct {
 	Revision string `json:"revision"` // or its first letters; "": the last one that is another than the one in effect

@@ -287,6 +287,7 @@ var endpoints = map[string]endpoint{
 	"GET /v1/revisions": {
 		says: "The configurations that are kept, the newest first", answer: []api.Revision{}, errors: []int{422, 500}, asks: []ask{{code: 200}, rejected, daemonFails},
 	},
+	"GET /v1/config/files": {says: "The configuration in effect, as its files were read", answer: api.Configuration{}, asks: []ask{{code: 200}}},
 	"POST /v1/rollback": {
 		says: "Apply a configuration that is kept, until the next reload or start", body: api.SetRevision{}, answer: api.Status{}, errors: []int{400, 404, 413, 422, 500, 503},
 		asks: append(

@@ -47,6 +47,11 @@ func (d *fakeDaemon) Scheduled(string) []api.Scheduled {
 	return []api.Scheduled{{When: []string{"08:00-18:00"}, Set: map[string]string{"rate": "1MB/s"}, Holds: true}}
 }
 
+func (d *fakeDaemon) Configuration() api.Configuration {
+	_ = d.record("configuration")
+	return api.Configuration{Revision: "5f0c61d2a7be", Files: []api.ConfigFile{{Path: "/etc/shaperd/shaperd.toml", Text: "[daemon]\n"}}}
+}
+
 func (d *fakeDaemon) Revisions(context.Context) ([]api.Revision, error) {
 	return []api.Revision{{Revision: "5f0c61d2a7be", Effective: true}}, d.record("revisions")
 }

@@ -98,6 +98,7 @@ type Daemon interface {
 	AddLedger(*api.Shared)
 
 	Scheduled(limit string) []api.Scheduled
+	Configuration() api.Configuration
 	Revisions(ctx context.Context) ([]api.Revision, error)
 	Rollback(ctx context.Context, revision string) error
 	ResetBucket(ctx context.Context, limit string, source netip.Addr) error
@@ -261,6 +262,7 @@ func (a *handlers) routes() []route {
 		{"PATCH /v1/downstreams", Admin, a.setDownstream},
 		{"PATCH /v1/listeners", Admin, a.setListener},
 		{"DELETE /v1/shared/hosts/{host}", Admin, a.forgetHost},
+		{"GET /v1/config/files", Admin, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.Daemon.Configuration()) }},
 		{"POST /v1/reload", Admin, a.reload},
 		{"POST /v1/rollback", Admin, a.rollback},
 		{stopRoute, Admin, a.stop},

@@ -138,14 +138,8 @@ func (s *server) applyReload(ctx context.Context, l *plan.Plan) (dropped []strin
 	if err != nil {
 		return nil, err
 	}
-	was, is := old.Config.Daemon, f.loaded.Config.Daemon
-	if was.MaxBuckets != is.MaxBuckets {
-		return nil, fmt.Errorf("[daemon] max_buckets: changed from %d to %d, which requires a restart", was.MaxBuckets, is.MaxBuckets)
-	}
-	for _, key := range []struct{ name, was, is string }{{"metrics", was.Metrics, is.Metrics}, {"dashboard", was.Dashboard, is.Dashboard}, {"pin_path", was.PinPath, is.PinPath}} {
-		if key.was != key.is {
-			return nil, fmt.Errorf("[daemon] %s: changed from %q to %q, which requires a restart", key.name, key.was, key.is)
-		}
+	if err := old.CheckReload(f.loaded); err != nil {
+		return nil, err
 	}
 	if err := s.apply(ctx, f); err != nil {
 		return nil, err

@@ -27,10 +27,8 @@ const maxRevisions = 10
 type keptRevision struct {
 	Revision string
 	At       time.Time // when it became effective
-	Files    []keptFile
+	Files    []api.ConfigFile
 }
-
-type keptFile struct{ Path, Text string }
 
 // revisions keeps the last configurations that were effective in a directory next to the state file, or nothing without one. Files are
 // written in goroutines of their own: a disk that does not answer delays nothing.
@@ -69,10 +67,7 @@ func (r *revisions) keep(p *plan.Plan) {
 	if r.folder == "" {
 		return
 	}
-	k := keptRevision{Revision: p.Revision(), At: time.Now()}
-	for path, text := range p.Files() {
-		k.Files = append(k.Files, keptFile{path, text})
-	}
+	k := keptRevision{p.Revision(), time.Now(), filesOf(p)}
 	r.pending.Go(func() {
 		defer blockSignals()()
 		r.writing.Lock()
@@ -81,6 +76,16 @@ func (r *revisions) keep(p *plan.Plan) {
 			r.log.Warn("keeping the configuration for \"shaperd rollback\" failed", "err", err)
 		}
 	})
+}
+
+func filesOf(p *plan.Plan) (all []api.ConfigFile) {
+	for path, text := range p.Files() {
+		if absolute, err := filepath.Abs(path); err == nil {
+			path = absolute // what it names is next to it
+		}
+		all = append(all, api.ConfigFile{Path: path, Text: text})
+	}
+	return all
 }
 
 // close waits until all is written, for saveTimeout at most.
@@ -145,6 +150,12 @@ func (r *revisions) read() (all []keptRevision, err error) {
 		}
 	}
 	return all, err
+}
+
+// Configuration returns the configuration in effect, as its files were read.
+func (s *server) Configuration() api.Configuration {
+	l, _ := s.current()
+	return api.Configuration{Revision: l.Revision(), Files: filesOf(l)}
 }
 
 // Revisions returns the configurations that are kept, the newest first.

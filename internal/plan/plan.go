@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
 	"slices"
 
@@ -65,6 +66,20 @@ func (p *Plan) With(active uint64, overrides []config.Override, blocks []shaper.
 	changed.asns, changed.data, changed.blocks = p.asns, p.data, blocks
 	changed.observe = changed.observe || bypass
 	return changed, changed.fill()
+}
+
+// CheckReload reports what next changes that a running daemon cannot.
+func (p *Plan) CheckReload(next *Plan) error {
+	was, is := p.Config.Daemon, next.Config.Daemon
+	if was.MaxBuckets != is.MaxBuckets {
+		return fmt.Errorf("[daemon] max_buckets: changed from %d to %d, which requires a restart", was.MaxBuckets, is.MaxBuckets)
+	}
+	for _, key := range []struct{ name, was, is string }{{"metrics", was.Metrics, is.Metrics}, {"dashboard", was.Dashboard, is.Dashboard}, {"pin_path", was.PinPath, is.PinPath}} {
+		if key.was != key.is {
+			return fmt.Errorf("[daemon] %s: changed from %q to %q, which requires a restart", key.name, key.was, key.is)
+		}
+	}
+	return nil
 }
 
 // Compile builds the policy of p for s.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -20,8 +19,8 @@ func (c *Config) Canonical() any {
 	scheduled := []any{}
 	for _, s := range c.scheduled {
 		o := object{{"limit", s.Limit}, {"when", s.When.texts()}}
-		for _, key := range slices.Sorted(maps.Keys(s.Set)) {
-			o = append(o, member{key, s.Set[key]})
+		for k, limit := range c.setBy(&s) {
+			o = append(o, member{k.name, k.show(limit)})
 		}
 		scheduled = append(scheduled, o)
 	}

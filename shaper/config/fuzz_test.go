@@ -109,6 +109,9 @@ func FuzzTOML(f *testing.F) {
 			if err := c.WriteText(io.Discard); err != nil {
 				t.Error(err)
 			}
+			if changes := Diff(c, c); len(changes) > 0 {
+				t.Errorf("differs from itself: %+v", changes)
+			}
 			if _, err := json.Marshal(c.Canonical()); err != nil {
 				t.Error(err)
 			}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -219,6 +220,23 @@ func (c *Config) whileActive(err error, active uint64) error {
 		return fmt.Errorf("%w%s", err, when)
 	}
 	return err
+}
+
+// setBy returns the keys that s sets, by name, each with a limit that has its value.
+func (c *Config) setBy(s *Scheduled) iter.Seq2[*key, *shaper.Limit] {
+	return func(yield func(*key, *shaper.Limit) bool) {
+		i := slices.IndexFunc(c.Limits, func(l shaper.Limit) bool { return l.Name == s.Limit })
+		for _, name := range slices.Sorted(maps.Keys(s.values)) {
+			k, limit := limitKeys.find(name), c.Limits[i]
+			value, err := k.typ.parse(name, s.values[name].value, k.field.get(&limit))
+			if err != nil {
+				continue // reported before
+			}
+			if k.field.set(&limit, value); !yield(k, &limit) {
+				return
+			}
+		}
+	}
 }
 
 // Scheduled returns the overrides with a schedule. The result must not be modified.

@@ -5,59 +5,77 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strings"
 )
+
+// section is a table of the canonical form, in words.
+type section struct {
+	name string // of the table, such as "limit per-source"
+	keys []setting
+}
+
+type setting struct{ key, value string }
 
 // WriteText writes the canonical form of c, as [Config.Canonical], in a readable format.
 func (c *Config) WriteText(w io.Writer) error {
 	var b bytes.Buffer
-	section := func(name string, keys keys, record any) {
-		var lines bytes.Buffer
-		keys.writeText(&lines, c, record, "")
-		if lines.Len() == 0 {
-			return
-		}
-		if b.Len() > 0 {
+	for i, s := range c.sections() {
+		if i > 0 {
 			b.WriteByte('\n')
 		}
-		b.WriteString(name + "\n" + lines.String())
-	}
-	for i := range fileKeys {
-		switch k := &fileKeys[i]; {
-		case !fileKeys.isShown(k, c, c):
-		case k.typ.kind == kindTable:
-			section(k.name, k.typ.keys, c)
-		default:
-			for _, record := range k.field.get(c).([]any) {
-				section(fmt.Sprint(k.name, " ", k.typ.keys.find("name").field.get(record)), k.typ.keys, record)
-			}
-		}
-	}
-	for _, s := range c.scheduled {
-		fmt.Fprintf(&b, "\noverride %s\n  %-20s %v\n", s.Limit, "when", s.When)
-		for _, key := range slices.Sorted(maps.Keys(s.Set)) {
-			fmt.Fprintf(&b, "  %-20s %s\n", key, s.Set[key])
+		b.WriteString(s.name + "\n")
+		for _, key := range s.keys {
+			fmt.Fprintf(&b, "  %-20s %s\n", key.key, key.value)
 		}
 	}
 	_, err := w.Write(b.Bytes())
 	return err
 }
 
-// writeText writes the keys of a table of c that became record.
-func (k keys) writeText(b *bytes.Buffer, c *Config, record any, prefix string) {
+// sections returns the tables of the canonical form that have keys.
+func (c *Config) sections() (all []section) {
+	add := func(name string, keys keys, record any) {
+		if settings := keys.settings(c, record, ""); len(settings) > 0 {
+			all = append(all, section{name, settings})
+		}
+	}
+	for i := range fileKeys {
+		switch k := &fileKeys[i]; {
+		case !fileKeys.isShown(k, c, c):
+		case k.typ.kind == kindTable:
+			add(k.name, k.typ.keys, c)
+		default:
+			for _, record := range k.field.get(c).([]any) {
+				add(fmt.Sprint(k.name, " ", k.typ.keys.find("name").field.get(record)), k.typ.keys, record)
+			}
+		}
+	}
+	for _, s := range c.scheduled {
+		o := section{overrideSection + s.Limit, []setting{{"when", s.When.String()}}}
+		for k, limit := range c.setBy(&s) {
+			o.keys = append(o.keys, setting{k.name, k.textOf(limit)})
+		}
+		all = append(all, o)
+	}
+	return all
+}
+
+const overrideSection = "override "
+
+// settings returns the keys of a table of c that became record, in words.
+func (k keys) settings(c *Config, record any, prefix string) (all []setting) {
 	for _, key := range k.order(func(k *key) string { return cmp.Or(k.textAfter, k.after) }) {
 		switch {
 		case !k.isShown(key, c, record):
 		case key.typ.kind == kindTable && key.text == nil:
-			key.typ.keys.writeText(b, c, record, key.name+" ")
+			all = append(all, key.typ.keys.settings(c, record, key.name+" ")...)
 		default:
 			if text := key.textOf(record); text != "" {
-				fmt.Fprintf(b, "  %-20s %s\n", prefix+cmp.Or(key.label, key.name), text)
+				all = append(all, setting{prefix + cmp.Or(key.label, key.name), text})
 			}
 		}
 	}
+	return all
 }
 
 // textOf returns the canonical value of a key as text, or "" if it is not written.
