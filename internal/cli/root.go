@@ -129,7 +129,7 @@ invalid command line, 3 when no daemon answers.`,
 			holdCommand(e), resumeCommand(e), bypassCommand(e), reloadCommand(e), stopCommand(e),
 		},
 		groupHost: {
-			runCommand(e), checkCommand(e), detachCommand(e), rulesCommand(e), doctorCommand(e), versionCommand(e), completionCommand(e), manCommand(e),
+			runCommand(e), checkCommand(e), tryCommand(e), detachCommand(e), rulesCommand(e), doctorCommand(e), versionCommand(e), completionCommand(e), manCommand(e),
 		},
 	} {
 		for _, verb := range verbs {

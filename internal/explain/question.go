@@ -37,7 +37,7 @@ func Parse(ask Request) (*Question, error) {
 	if q.Source, err = parseAddr("source", ask.Source); err != nil {
 		return nil, err
 	}
-	if err = q.parseTo(ask.To); err != nil {
+	if err = q.ParseTo(ask.To); err != nil {
 		return nil, err
 	}
 	switch {
@@ -71,8 +71,8 @@ func parseAddr(flag, s string) (netip.Addr, error) {
 	return addr.Unmap().WithZone(""), nil
 }
 
-// parseTo parses --to.
-func (q *Question) parseTo(s string) error {
+// ParseTo parses --to. Its errors are QuestionErrors.
+func (q *Question) ParseTo(s string) error {
 	attached := q.Attach != ""
 	if attached && s == shaper.ICMP.String() {
 		q.Protocol = shaper.ICMP
