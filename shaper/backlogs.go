@@ -27,7 +27,10 @@ type Backlog struct {
 	Window, Current, Previous uint64       `json:",omitempty"`
 }
 
-// Backlogs returns at most n backlogs at now, those that drain last first. Buckets of
+// maxBacklogTimes is how many times of connections all backlogs have at most, so that a start can read the file that they are saved in.
+const maxBacklogTimes = 4 << 20
+
+// Backlogs returns at most n backlogs at now, and at most 4,194,304 times of connections, those that drain last first. Buckets of
 // single connections are left out, as those end with the process.
 func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 	s.mu.Lock()
@@ -90,7 +93,11 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 	}
 	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(b.drainedAt, a.drainedAt) })
 	var backlogs []Backlog
+	times := 0
 	for _, e := range all[:min(len(all), n)] {
+		if times += len(e.backlog.Times); times > maxBacklogTimes {
+			break
+		}
 		backlogs = append(backlogs, e.backlog)
 	}
 	return backlogs

@@ -320,6 +320,34 @@ func TestHistories_RestoreEvicted(t *testing.T) {
 	}
 }
 
+// The state of logs that are all full is of a size that a start can read.
+func TestBacklogs_Times(t *testing.T) {
+	var limits []Limit
+	for _, name := range []string{"a", "b", "c"} {
+		limits = append(limits, Limit{Name: name, Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64, NewConnections: Frequency{1000, time.Hour}, Algorithm: SlidingLog})
+	}
+	at := 1000 * leaky.Second
+	s := New(16)
+	p := mustCompile(t, s, limits, udpOnly)
+	s.Swap(p, at)
+	for i := range limits {
+		for n := range uint32(1900) {
+			k := Key{Limit: p.State(i).ID + 1}
+			binary.BigEndian.PutUint32(k.Source[12:], n)
+			h := s.CheckOutHistory(p, i, k, &leaky.Bucket{}, p.NewConnections(i), at)
+			h.Charge(1000, at)
+			s.CheckInHistory(p.State(i), p.Limit(i), k, h, at)
+		}
+	}
+	times := 0
+	for _, b := range s.Backlogs(100_000, at) {
+		times += len(b.Times)
+	}
+	if times > maxBacklogTimes || times < maxBacklogTimes-1000 {
+		t.Errorf("%d times", times)
+	}
+}
+
 // What a fixed window has let pass counts until that window ends, also after a restart.
 func TestFixedWindow_Restore(t *testing.T) {
 	limit := Limit{Name: "l", NewConnections: Frequency{100, time.Hour}, Algorithm: FixedWindow}
