@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -107,10 +108,18 @@ func (p *Plane) kernelLease(l *shaper.Lease) kernelLease {
 	// Read in this order, the lease does not last longer than it should, and what follows does not begin earlier.
 	before, clock, after := boottime(), p.clock.Boot(), boottime()
 	return kernelLease{
-		End: uint64(l.End.Add(before - clock)), AloneAt: uint64(l.AloneAt.Add(after - clock)),
+		End: uint64(kernelTime(l.End, clock, before)), AloneAt: uint64(kernelTime(l.AloneAt, clock, after)),
 		Between: uint64(l.Between), Alone: uint64(l.Alone), Withheld: uint64(l.Withheld), Hosts: uint64(l.Hosts),
 		Cold: kernelShare{Parts: uint64(l.Cold)},
 	}
+}
+
+// kernelTime returns t by the clock of the programs, which shows boot when that of the plane shows clock. Either may be ahead.
+func kernelTime(t, clock, boot leaky.Time) leaky.Time {
+	if t < clock {
+		return boot.Sub(clock - t)
+	}
+	return boot.Add(t - clock)
 }
 
 // tagsOf yields the tags of the buckets of a key, with the hashes of their meters and keys; none if the

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -91,5 +92,24 @@ func TestSetShares_Connections(t *testing.T) {
 	lease(2, 500*time.Millisecond)
 	if got := dials(1000, 2000); got < 10 || got > 11 { // of 20, in 2 s
 		t.Errorf("%d new connections", got)
+	}
+}
+
+// A lease ends for the programs when it does for the daemon, whose clock may be ahead of theirs or behind.
+func TestKernelLease(t *testing.T) {
+	uptime := monotonic().Duration()
+	for _, age := range []time.Duration{0, uptime, uptime - time.Microsecond, uptime + time.Microsecond, uptime + time.Hour} {
+		p := &Plane{clock: pacer.NewClockAt(age)}
+		for _, in := range []time.Duration{-time.Second, 0, time.Second} {
+			at := p.clock.Boot() + 2*leaky.Second
+			l := p.kernelLease(&shaper.Lease{End: at.Add(leaky.FromDuration(time.Second + in)).Sub(leaky.Second), AloneAt: at})
+			boot := boottime().Duration()
+			if end := leaky.Time(l.End).Duration() - boot - 2*time.Second - in; end < -time.Second/2 || end > time.Millisecond/10 {
+				t.Errorf("with a clock %v old, a lease ends %v late", age, end)
+			}
+			if alone := leaky.Time(l.AloneAt).Duration() - boot - 2*time.Second; alone < -time.Second/2 || alone > time.Second/2 {
+				t.Errorf("with a clock %v old, a host is alone %v late", age, alone)
+			}
+		}
 	}
 }

@@ -98,7 +98,7 @@ func TestAttachCheck(t *testing.T) {
 				if !hasFQ(t) {
 					want.stderr = fmt.Sprintf("%s: warning: \"run\" would fail on this host: %s\n", file, noFQ)
 				}
-				if !strings.HasPrefix(got.stdout, file+": ok\n") {
+				if !strings.HasPrefix(got.stdout, file+": ok, revision ") {
 					t.Errorf("check prints\n%s", got.stdout)
 				}
 			}
