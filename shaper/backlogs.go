@@ -95,8 +95,10 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 	var backlogs []Backlog
 	times := 0
 	for _, e := range all[:min(len(all), n)] {
-		if times += len(e.backlog.Times); times > maxBacklogTimes {
-			break
+		if n := len(e.backlog.Times); times+n > maxBacklogTimes {
+			e.backlog.Times = nil // restored as if all had passed when it was saved
+		} else {
+			times += n
 		}
 		backlogs = append(backlogs, e.backlog)
 	}
@@ -139,6 +141,9 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 			}
 			s.restoreHistory(p, i, l, k, l.restoreHistory(&d, now.Sub(ago), now), d.Evicted, now)
 			continue
+		}
+		if d.Evicted {
+			continue // the limit has buckets now
 		}
 		var keyed *keyedShapes
 		if p.tiered&(1<<i) != 0 {

@@ -339,12 +339,15 @@ func TestBacklogs_Times(t *testing.T) {
 			s.CheckInHistory(p.State(i), p.Limit(i), k, h, at)
 		}
 	}
-	times := 0
-	for _, b := range s.Backlogs(100_000, at) {
+	times, all := 0, s.Backlogs(100_000, at)
+	for _, b := range all {
 		times += len(b.Times)
+		if b.Packets != 1000 {
+			t.Errorf("%d have passed", b.Packets)
+		}
 	}
-	if times > maxBacklogTimes || times < maxBacklogTimes-1000 {
-		t.Errorf("%d times", times)
+	if times > maxBacklogTimes || times < maxBacklogTimes-1000 || len(all) != 3*1900 {
+		t.Errorf("%d times of %d keys", times, len(all))
 	}
 }
 

@@ -60,7 +60,7 @@ type planChanges struct {
 	Refused string          `json:"refused,omitempty"` // why a reload would fail
 	Tables  []config.Change `json:"tables"`
 	Sources int             `json:"sources"` // with connections or flows that were compared
-	Skipped int             `json:"skipped"` // connections and flows that were not, because there are too many
+	Skipped int             `json:"skipped"` // connections and flows that were not: they are too many, or of an earlier configuration
 	Changed []sourceChanges `json:"changed"`
 }
 
@@ -131,7 +131,10 @@ func (p *planChanges) compareSources(all []api.Connection, was, is explain.Side)
 	p.Sources = len(sources)
 	alike := map[string]*sourceChanges{}
 	for q, n := range counts {
-		lines := q.Compare(was, is)
+		lines, err := q.Compare(was, is)
+		if err != nil {
+			p.Skipped += n
+		}
 		if len(lines) == 0 {
 			continue
 		}
@@ -162,7 +165,7 @@ const maxNamed = 5
 func (p *planChanges) print(out *term.Printer) {
 	switch {
 	case p.Old == p.New:
-		out.Line("Nothing changes: revision %s is effective.", p.Old)
+		out.Line("Nothing changes: revision %s is effective. The files that it names, such as those of groups, were not compared.", p.Old)
 		return
 	case len(p.Tables) == 0:
 		out.Line("From revision %s to %s: only the order of tables changes.", p.Old, p.New)
@@ -208,6 +211,6 @@ func (p *planChanges) print(out *term.Printer) {
 		}
 	}
 	if p.Skipped > 0 {
-		out.Line("%d connections and flows more were not compared.", p.Skipped)
+		out.Line("%d connections and flows more were not compared: they are too many, or of an earlier configuration.", p.Skipped)
 	}
 }

@@ -59,5 +59,6 @@ max_connections = 7
 			t.Errorf("%v, want %s\n%s", err, want, out)
 		}
 	}
+	d.must("plan "+writeConfig(t, "", strings.Replace(base, "name = \"db\"", "name = \"renamed\"", 1)), "listener", "For the 2 sources", "nothing changes")
 	d.must("plan "+writeConfig(t, "", fmt.Sprintf(strings.Replace(base, listen, "%s", 1), testutil.FreeAddr(t, "tcp"))), "listener \"db\" is gone, or no longer accepts")
 }

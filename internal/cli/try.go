@@ -117,7 +117,7 @@ func (t *try) run(ctx context.Context, c *api.Client) []tryResult {
 		ended.Go(func() { t.connect(ctx, &all[i], begun) })
 	}
 	for ctx.Err() == nil {
-		if found, err := c.Connections(ctx, api.ConnectionQuery{Top: 10_000}); err == nil {
+		if found, err := c.Connections(ctx, api.ConnectionQuery{Source: source(all), Top: 10_000}); err == nil {
 			bySource := map[string]api.Connection{}
 			for _, one := range found.Connections {
 				bySource[one.Source] = one
@@ -151,6 +151,19 @@ func (t *try) run(ctx context.Context, c *api.Client) []tryResult {
 		return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Result, b.Result))
 	})
 	return results
+}
+
+// source returns the address that the connections are from, "" before any is open.
+func source(all []attempt) string {
+	for i := range all {
+		all[i].mu.Lock()
+		local, err := netip.ParseAddrPort(all[i].local)
+		all[i].mu.Unlock()
+		if err == nil {
+			return local.Addr().String()
+		}
+	}
+	return ""
 }
 
 // connect opens a connection and reads from it until it ends, or ctx.
@@ -215,7 +228,7 @@ func (a *attempt) look(bySource map[string]api.Connection, now time.Duration) {
 		return
 	}
 	a.seen = one
-	if a.reached == 0 && one.Stage != "waiting" && one.Stage != "proxy_header" {
+	if a.reached == 0 && (one.Stage == "open" || one.Stage == "closing") {
 		a.reached = now
 	}
 }
@@ -231,6 +244,10 @@ func (a *attempt) summary(end time.Duration) (string, time.Duration) {
 		return a.result + said, a.after
 	case a.reached > 0:
 		return "passed to " + a.seen.Downstream + said, a.reached
+	case a.seen.ThrottledBy == "downstream":
+		return "waits for the downstream", end
+	case a.seen.Stage == "connecting":
+		return "connects to " + a.seen.Downstream, end
 	case a.seen.ThrottledBy != "":
 		return fmt.Sprintf("waits for limit %q", a.seen.ThrottledBy), end
 	case a.seen.Stage != "":

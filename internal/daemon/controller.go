@@ -252,7 +252,7 @@ func (s *server) SetLimit(ctx context.Context, limit string, sources netip.Prefi
 		if w.countSources() > maxSourceOverrides {
 			return &refusedError{fmt.Errorf("limits are overridden for %d prefixes already: write more into a file that values of the limit names", maxSourceOverrides)}
 		}
-		if err := s.checkSchedules(w); err != nil {
+		if err := s.checkSchedules(limit, w); err != nil {
 			return refuse(err)
 		}
 		return nil

@@ -104,6 +104,7 @@ type server struct {
 	reader         *configReader
 	sources        sourceWatch
 	revisions      revisions
+	reloading      bool   // a reload reads files; owner: the loop of serve
 	saver          *saver // nil without a state file
 	migrated       bool   // restored overrides had keys of an earlier version
 	store          fdStore

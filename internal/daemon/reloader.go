@@ -89,7 +89,7 @@ func (r *reloader) begin(ctx context.Context, s *server) {
 	r.begun, r.pending = time.Now(), false
 	r.served, r.waiting = r.waiting, nil
 	read := make(chan readResult, 1)
-	r.read = read
+	r.read, s.reloading = read, true
 	go func() {
 		l, err := s.reader.load(ctx, s.proxy)
 		read <- readResult{l, err}
@@ -112,7 +112,7 @@ func (r *reloader) end(ctx context.Context, s *server, got readResult) {
 	for _, done := range r.served {
 		done <- err
 	}
-	r.read, r.served = nil, nil
+	r.read, r.served, s.reloading = nil, nil, false
 	if r.pending {
 		r.begin(ctx, s)
 	}

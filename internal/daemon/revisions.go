@@ -9,9 +9,12 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"shaperd.dev/shaperd/api"
@@ -31,14 +34,17 @@ type keptRevision struct {
 }
 
 // revisions keeps the last configurations that were effective in a directory next to the state file, or nothing without one. Files are
-// written in goroutines of their own: a disk that does not answer delays nothing.
+// written in a goroutine of their own: a disk that does not answer delays nothing, and of those that become effective meanwhile the last
+// is kept.
 type revisions struct {
 	folder string // "" keeps nothing
 	log    *slog.Logger
 
 	pending sync.WaitGroup
-	writing sync.Mutex
+	reading atomic.Bool
 	mu      sync.Mutex
+	next    *keptRevision // to write
+	writing bool
 	applied *api.Revision // the one to which an operator has gone back, until a reload; nil otherwise
 }
 
@@ -68,14 +74,29 @@ func (r *revisions) keep(p *plan.Plan) {
 		return
 	}
 	k := keptRevision{p.Revision(), time.Now(), filesOf(p)}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.next = &k; r.writing {
+		return
+	}
+	r.writing = true
 	r.pending.Go(func() {
 		defer blockSignals()()
-		r.writing.Lock()
-		defer r.writing.Unlock()
-		if err := r.write(&k); err != nil {
-			r.log.Warn("keeping the configuration for \"shaperd rollback\" failed", "err", err)
+		for next := r.take(); next != nil; next = r.take() {
+			if err := r.write(next); err != nil {
+				r.log.Warn("keeping the configuration for \"shaperd rollback\" failed", "err", err)
+			}
 		}
 	})
+}
+
+// take returns what is to be written next, or nil if nothing is.
+func (r *revisions) take() *keptRevision {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next := r.next
+	r.next, r.writing = nil, next != nil
+	return next
 }
 
 func filesOf(p *plan.Plan) (all []api.ConfigFile) {
@@ -106,8 +127,13 @@ func (r *revisions) write(k *keptRevision) error {
 	if err != nil {
 		return err
 	}
+	n := uint64(1) // a clock may be set back
+	if len(names) > 0 {
+		last, _ := strconv.ParseUint(names[len(names)-1][:numberDigits], 10, 64)
+		n = last + 1
+	}
 	same := "-" + k.Revision + ".json"
-	if err := writeJSON(filepath.Join(r.folder, fmt.Sprintf("%020d%s", k.At.UnixNano(), same)), k); err != nil {
+	if err := writeJSON(filepath.Join(r.folder, fmt.Sprintf("%0*d%s", numberDigits, n, same)), k); err != nil {
 		return err
 	}
 	others := 0
@@ -122,6 +148,11 @@ func (r *revisions) write(k *keptRevision) error {
 	return err
 }
 
+// numberDigits is how many digits the numbers of files have.
+const numberDigits = 8
+
+var revisionFile = regexp.MustCompile(`^[0-9]{8}-[0-9a-f]+\.json$`)
+
 // names returns the names of the files, the oldest first.
 func (r *revisions) names() (names []string, err error) {
 	entries, err := os.ReadDir(r.folder)
@@ -129,7 +160,7 @@ func (r *revisions) names() (names []string, err error) {
 		return nil, nil
 	}
 	for _, e := range entries {
-		if filepath.Ext(e.Name()) == ".json" {
+		if revisionFile.MatchString(e.Name()) {
 			names = append(names, e.Name())
 		}
 	}
@@ -142,6 +173,10 @@ func (r *revisions) read() (all []keptRevision, err error) {
 	if r.folder == "" {
 		return nil, &refusedError{errors.New("no configurations are kept: \"run\" has no --state")}
 	}
+	if !r.reading.CompareAndSwap(false, true) {
+		return nil, &refusedError{errors.New("the kept configurations are being read: try again")}
+	}
+	defer r.reading.Store(false)
 	names, err := r.names()
 	for _, name := range slices.Backward(names) {
 		var k keptRevision
@@ -178,43 +213,73 @@ func (s *server) readRevisions(ctx context.Context) ([]keptRevision, error) {
 	return runAsync(ctx, s.revisions.read)
 }
 
-// Rollback applies the kept configuration with a revision, or for "" the last one that is another than the one in effect, until the next
-// reload or start.
+// Rollback applies the kept configuration with a revision, of which the first letters are enough, or for "" the last one that is another
+// than the one in effect, until the next reload or start.
 func (s *server) Rollback(ctx context.Context, revision string) error {
 	kept, err := s.readRevisions(ctx)
 	if err != nil {
 		return err
 	}
-	l, _ := s.current()
-	i := slices.IndexFunc(kept, func(k keptRevision) bool {
-		return revision == "" && k.Revision != l.Revision() || revision != "" && strings.HasPrefix(k.Revision, revision)
-	})
-	switch {
-	case i < 0 && revision == "":
-		return &notFoundError{errors.New("no other configuration is kept")}
-	case i < 0:
-		return &notFoundError{fmt.Errorf("unknown revision %q", revision)}
-	}
-	k := kept[i]
-	var files config.Files
-	for _, f := range k.Files {
-		files.Add(f.Path, f.Text)
-	}
-	begun := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 	defer cancel()
-	next, err := runAsync(ctx, func() (*plan.Plan, error) { return plan.LoadFiles(&files, nil) })
+	begun := time.Now()
+	to, err := runAsync(ctx, func() (loadedRevision, error) {
+		l, _ := s.current()
+		to, err := find(kept, revision, l.Revision())
+		if err == nil {
+			s.proxy.ResolveAhead(ctx, to.Config.Listen)
+		}
+		return to, err
+	})
 	if err != nil {
-		return &refusedError{err}
+		return err
 	}
 	return s.withAudit(ctx, func(ctx context.Context) error {
-		dropped, err := s.applyReload(ctx, next)
+		if s.reloading {
+			return &refusedError{errors.New("a reload is reading the files of the configuration: try again when it has ended")}
+		}
+		dropped, err := s.applyReload(ctx, to.Plan)
 		s.logReload(time.Since(begun), err)
 		s.reloads.SetDroppedOverrides(dropped)
 		if err != nil {
 			return &refusedError{err}
 		}
-		s.revisions.setRolledBack(&api.Revision{Revision: k.Revision, At: k.At, Effective: true})
+		s.revisions.setRolledBack(&api.Revision{Revision: to.Revision(), At: to.at, Effective: true})
 		return nil
-	}, "rolled back by operator", "revision", k.Revision, "of", k.At.Local().Format(time.DateTime))
+	}, "rolled back by operator", "revision", to.Revision(), "of", to.at.Local().Format(time.DateTime))
+}
+
+// loadedRevision is a kept configuration, and when it became effective.
+type loadedRevision struct {
+	*plan.Plan
+	at time.Time
+}
+
+// find loads the configuration of kept with a revision, or for "" the newest that is another than the one in effect.
+func find(kept []keptRevision, revision, effective string) (loadedRevision, error) {
+	matches := slices.DeleteFunc(slices.Clone(kept), func(k keptRevision) bool {
+		return revision == "" && k.Revision == effective || !strings.HasPrefix(k.Revision, revision)
+	})
+	switch {
+	case len(matches) == 0 && revision == "":
+		return loadedRevision{}, &notFoundError{errors.New("no other configuration is kept")}
+	case len(matches) == 0:
+		return loadedRevision{}, &notFoundError{fmt.Errorf("unknown revision %q", revision)}
+	case len(matches) > 1 && revision != "":
+		return loadedRevision{}, &refusedError{fmt.Errorf("%d revisions begin with %q: write more of it", len(matches), revision)}
+	}
+	for _, k := range matches {
+		var files config.Files
+		for _, f := range k.Files {
+			files.Add(f.Path, f.Text)
+		}
+		next, err := plan.LoadFiles(&files, nil)
+		if err != nil {
+			return loadedRevision{}, &refusedError{fmt.Errorf("revision %s: %w", k.Revision, err)}
+		}
+		if revision != "" || next.Revision() != effective { // else an earlier version of shaperd had another revision for the same
+			return loadedRevision{next, k.At}, nil
+		}
+	}
+	return loadedRevision{}, &notFoundError{errors.New("no other configuration is kept")}
 }

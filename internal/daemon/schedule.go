@@ -2,12 +2,12 @@ package daemon
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"shaperd.dev/shaperd/api"
+	"shaperd.dev/shaperd/shaper"
 	"shaperd.dev/shaperd/shaper/config"
 )
 
@@ -53,15 +53,17 @@ func (s *server) followSchedules(ctx context.Context, next time.Time) time.Time 
 	return time.Time{}
 }
 
-// checkSchedules reports whether overrides of operators would be invalid while some schedules hold: these would end them.
-func (s *server) checkSchedules(w *overrides) error {
-	c, _ := s.current()
-	return c.Config.EachSchedule(func(limit string, active uint64) error {
-		of := func(target string) bool { name, _ := splitTarget(target); return name == limit }
-		if !slices.ContainsFunc(slices.Collect(maps.Keys(w.limits)), of) {
+// checkSchedules reports whether overrides of a limit by operators would be invalid while some of its schedules hold: these would end them.
+func (s *server) checkSchedules(limit string, w *overrides) error {
+	l, _ := s.current()
+	return l.Config.EachSchedule(func(name string, active uint64) error {
+		if name != limit {
 			return nil
 		}
-		_, err := c.Config.With(active, w.configOverrides()...)
+		then, err := l.With(active, w.configOverrides(), nil, false)
+		if err == nil {
+			_, err = then.Compile(shaper.New(1))
+		}
 		return err
 	})
 }

@@ -81,7 +81,8 @@ func findListener(c *config.Config, q *Question) (*shaper.Listener, error) {
 			continue
 		}
 		for _, a := range l.Addresses {
-			if a.Protocol != q.Protocol || a.Addr.Is4() != q.Source.Is4() || q.Port < a.Ports.First || a.Ports.Last < q.Port {
+			family := a.Addr.Is4() == q.Source.Is4() || q.Listener != "" && len(l.AcceptProxyFrom) > 0 // a header names the source
+			if a.Protocol != q.Protocol || !family || q.Port < a.Ports.First || a.Ports.Last < q.Port {
 				continue
 			}
 			switch {

@@ -16,19 +16,21 @@ type Side struct {
 }
 
 // Compare returns in words what is different for q, which names a listener, after a reload: a line for each limit, and none when all is
-// the same. A listener that has another name is found by its port.
-func (q *Question) Compare(was, is Side) (lines []string) {
+// the same. A listener that has another name is found by its address. The error is that was does not accept q: it is of an earlier
+// configuration.
+func (q *Question) Compare(was, is Side) (lines []string, err error) {
 	before, err := q.Answer(was.Config, was.Policy)
 	if err != nil {
-		return nil // the connection is of an earlier configuration
+		return nil, err
 	}
 	renamed := *q
-	if !slices.ContainsFunc(is.Config.Listen, func(l shaper.Listener) bool { return l.Name == q.Listener }) {
-		renamed.Listener = ""
+	renamed.Listener = q.nameIn(was.Config, is.Config)
+	var after *Explanation
+	if renamed.Listener != "" {
+		after, err = renamed.Answer(is.Config, is.Policy)
 	}
-	after, err := renamed.Answer(is.Config, is.Policy)
-	if err != nil {
-		return []string{fmt.Sprintf("listener %q is gone, or no longer accepts these: open connections continue until they end", q.Listener)}
+	if after == nil || err != nil {
+		return []string{fmt.Sprintf("listener %q is gone, or no longer accepts these: open connections continue until they end", q.Listener)}, nil
 	}
 	find := func(all []api.LimitBucket, name string) *api.LimitBucket {
 		if i := slices.IndexFunc(all, func(l api.LimitBucket) bool { return l.Limit == name }); i >= 0 {
@@ -62,7 +64,26 @@ func (q *Question) Compare(was, is Side) (lines []string) {
 			lines = append(lines, fmt.Sprintf("%s  no longer applies: %s", old.Limit, describe(old)))
 		}
 	}
-	return lines
+	return lines, nil
+}
+
+// nameIn returns the name in is of q's listener in was, or "" if it is gone.
+func (q *Question) nameIn(was, is *config.Config) string {
+	named := func(l shaper.Listener) bool { return l.Name == q.Listener }
+	if slices.ContainsFunc(is.Listen, named) {
+		return q.Listener
+	}
+	for _, old := range was.Listen {
+		for _, l := range is.Listen {
+			sameAddress := func(a shaper.Address) bool {
+				return a.Protocol == q.Protocol && a.Ports.First <= q.Port && q.Port <= a.Ports.Last && slices.Contains(l.Addresses, a)
+			}
+			if named(old) && slices.ContainsFunc(old.Addresses, sameAddress) {
+				return l.Name
+			}
+		}
+	}
+	return ""
 }
 
 func describe(l *api.LimitBucket) string {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -24,24 +25,35 @@ type KeyChange struct {
 // makes no difference.
 func Diff(a, b *Config) (all []Change) {
 	was, is := a.sections(), b.sections()
-	for _, s := range is {
-		if i := slices.IndexFunc(was, s.isSameTable); i < 0 {
+	before, after := identities(was), identities(is)
+	for n, s := range is {
+		if i := slices.Index(before, after[n]); i < 0 {
 			all = append(all, Change{Table: s.name, Added: true, Keys: diffKeys(nil, s.keys)})
 		} else if keys := diffKeys(was[i].keys, s.keys); len(keys) > 0 {
 			all = append(all, Change{Table: s.name, Keys: keys})
 		}
 	}
-	for _, s := range was {
-		if !slices.ContainsFunc(is, s.isSameTable) {
+	for n, s := range was {
+		if !slices.Contains(after, before[n]) {
 			all = append(all, Change{Table: s.name, Removed: true, Keys: diffKeys(s.keys, nil)})
 		}
 	}
 	return all
 }
 
-// isSameTable reports whether s and t are about the same: a limit has an override for each schedule.
-func (s section) isSameTable(t section) bool {
-	return s.name == t.name && (!strings.HasPrefix(s.name, overrideSection) || s.keys[0] == t.keys[0])
+// identities returns what makes each table the same one: its name, and of overrides, of which a limit has one for each schedule, when
+// they hold, and which of these it is.
+func identities(all []section) (ids []string) {
+	seen := map[string]int{}
+	for _, s := range all {
+		id := s.name
+		if strings.HasPrefix(id, overrideSection) {
+			id += "\n" + s.keys[0].value
+		}
+		seen[id]++
+		ids = append(ids, fmt.Sprint(id, "\n", seen[id]))
+	}
+	return ids
 }
 
 func diffKeys(was, is []setting) (all []KeyChange) {
