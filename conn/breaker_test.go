@@ -221,7 +221,7 @@ func (r *proxyRig) shutOff(t *testing.T, v *moodyServer, slow bool, retryIn time
 func TestBreaker_Trials(t *testing.T) {
 	t.Parallel()
 	v := newMoodyServer(t, "resets")
-	r := startBreaker(t, v.addr, shaper.Breaker{After: 2, Of: allFailures, For: 200 * time.Millisecond, Probe: 2, Timeout: time.Second})
+	r := startBreaker(t, v.addr, shaper.Breaker{After: 2, Of: allFailures, For: 200 * time.Millisecond, Probe: 2, Timeout: 3 * time.Second})
 	r.ask()
 	r.ask()
 	v.mood.Store("answers")
