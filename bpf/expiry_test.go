@@ -135,7 +135,7 @@ func TestSweep_KeepsLockedEntry(t *testing.T) {
 	b.eventually(0, 0)
 }
 
-// replace replaces a connection that the sweeper may be visiting: it is in the queue anew, and the
+// replace replaces a connection that the sweeper may be visiting: it is in the queue again, and the
 // entry that it had is stale.
 func (b *tcpBench) replace(tuple kernelTuple, f *kernelConn) {
 	b.t.Helper()

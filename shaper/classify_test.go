@@ -273,7 +273,7 @@ func (w *world) limit(i int) Limit {
 	return l
 }
 
-// group draws the name of a group, "" if there is none.
+// group draws the name of a group, or "" without groups.
 func (w *world) group() string {
 	if len(w.groups) == 0 {
 		return ""

@@ -377,7 +377,7 @@ func TestFixedWindow_Restore(t *testing.T) {
 	}
 }
 
-// What is told of a key is what holds, also before its first connection after a change of the algorithm.
+// NextAdmission is right before the first connection of a key after a change of the algorithm too.
 func TestNextAdmission_AlgorithmChanged(t *testing.T) {
 	a := Limit{Name: "l", NewConnections: Frequency{10, time.Hour}, BurstConnections: 10}
 	b := Limit{Name: "l", NewConnections: Frequency{10, time.Hour}, Algorithm: SlidingLog}

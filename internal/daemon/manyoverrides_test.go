@@ -1,59 +1,21 @@
 package daemon
 
 import (
-	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"shaperd.dev/shaperd/api"
-	"shaperd.dev/shaperd/internal/testutil"
 )
 
 // TestReload_ManyInvalidOverrides reloads a configuration for which many of the overrides of sources are invalid: the others stay, and
 // nothing takes long.
 func TestReload_ManyInvalidOverrides(t *testing.T) {
 	t.Parallel()
-	folder := t.TempDir()
-	config := filepath.Join(folder, "shaperd.toml")
-	listen := testutil.FreeAddr(t, "tcp")
-	write := func(more string) {
-		t.Helper()
-		if err := os.WriteFile(config, fmt.Appendf(nil, `
-[daemon]
-metrics = ""
-dashboard = ""
-pin_path = "/nowhere/pins"
-[[listen]]
-name = "db"
-address = ["tcp://%s"]
-downstream = ["127.0.0.1:9"]
-[[limit]]
-name = "l"
-key = ["source"]
-rate = "10MB/s"
-%s`, listen, more), 0o644); err != nil {
-			t.Fatal(err)
-		}
+	limit := func(more string) string {
+		return "[[limit]]\nname = \"l\"\nkey = [\"source\"]\nrate = \"10MB/s\"\n" + more
 	}
-	write("max_connections = 10\n")
-	ctx, cancel := context.WithCancel(t.Context())
-	log := new(testutil.Buffer)
-	done := make(chan error, 1)
-	control := filepath.Join(folder, "control.sock")
-	go func() {
-		done <- Run(ctx, Options{Config: config, Control: control, ControlRequired: true, Log: log, Reload: make(chan os.Signal), Force: make(chan os.Signal)})
-	}()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
-	log.WaitFor(t, "msg=ready")
-	c := api.NewClient(control)
+	c := startDaemon(t, limit("max_connections = 10\n"), Options{})
 	set := func(i int, key, value string) error {
 		_, err := c.SetLimit(t.Context(), "l", api.SetLimit{Source: fmt.Sprintf("10.0.%d.%d", i/250, i%250), Set: map[string]string{key: value}})
 		return err
@@ -70,7 +32,7 @@ rate = "10MB/s"
 	if err := set(maxSourceOverrides, "rate", "1MB/s"); err == nil {
 		t.Error("one too many is accepted")
 	}
-	write("")
+	c.write(t, limit(""))
 	begin := time.Now()
 	r, err := c.Reload(t.Context())
 	took := time.Since(begin)

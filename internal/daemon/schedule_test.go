@@ -1,10 +1,7 @@
 package daemon
 
 import (
-	"context"
-	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,19 +15,7 @@ import (
 // an operator's override stays above them.
 func TestSchedules(t *testing.T) {
 	t.Parallel()
-	folder := t.TempDir()
-	config := filepath.Join(folder, "shaperd.toml")
-	write := func(more string) {
-		t.Helper()
-		if err := os.WriteFile(config, fmt.Appendf(nil, `
-[daemon]
-metrics = ""
-dashboard = ""
-pin_path = "/nowhere/pins"
-[[listen]]
-name = "db"
-address = ["tcp://%s"]
-downstream = ["127.0.0.1:9"]
+	const limits = `
 [[limit]]
 name = "l"
 rate = "10MB/s"
@@ -54,11 +39,7 @@ rate = "10MB/s"
 limit = "slow-at-noon"
 when = "12:00-13:00 Europe/Berlin"
 rate = "1kB/s"
-%s`, testutil.FreeAddr(t, "tcp"), more), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("")
+`
 	var now atomic.Int64 // Unix
 	setClock := func(text string) {
 		t.Helper()
@@ -69,25 +50,7 @@ rate = "1kB/s"
 		now.Store(at.Unix())
 	}
 	setClock("2026-11-27T07:59:59+01:00") // a Friday
-	ctx, cancel := context.WithCancel(t.Context())
-	log := new(testutil.Buffer)
-	reload := make(chan os.Signal)
-	done := make(chan error, 1)
-	control := filepath.Join(folder, "control.sock")
-	go func() {
-		done <- Run(ctx, Options{
-			Config: config, Control: control, ControlRequired: true, Log: log, Reload: reload, Force: make(chan os.Signal),
-			Now: func() time.Time { return time.Unix(now.Load(), 0) },
-		})
-	}()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
-	log.WaitFor(t, "msg=ready")
-	c := api.NewClient(control)
+	c := startDaemon(t, limits, Options{Now: func() time.Time { return time.Unix(now.Load(), 0) }})
 	expect := func(what string, rate float64, connections int) {
 		t.Helper()
 		var l api.Limit
@@ -122,8 +85,8 @@ rate = "1kB/s"
 	expect("on Saturday at noon", 1e6, 10)
 	setClock("2026-11-27T17:00:00+01:00")
 	expect("a day back", 2e6, 5)
-	write("[[override]]\nlimit = \"l\"\nwhen = \"Fri 16:00-18:00 Europe/Berlin\"\nmax_connections = 7\n")
-	reload <- os.Interrupt
+	c.write(t, limits+"[[override]]\nlimit = \"l\"\nwhen = \"Fri 16:00-18:00 Europe/Berlin\"\nmax_connections = 7\n")
+	c.reload <- os.Interrupt
 	expect("after a reload", 2e6, 7)
 	setClock("2026-11-27T18:00:00+01:00")
 	expect("in the evening", 8e6, 10)
@@ -131,7 +94,7 @@ rate = "1kB/s"
 	if err == nil || !strings.Contains(err.Error(), `(while "12:00-13:00 Europe/Berlin" holds)`) {
 		t.Errorf("an override that a schedule would end: %v", err)
 	}
-	if text := log.String(); strings.Contains(text, "level=ERROR") || !strings.Contains(text, `when="Mon-Fri 08:00-18:00 Europe/Berlin"`) {
+	if text := c.log.String(); strings.Contains(text, "level=ERROR") || !strings.Contains(text, `when="Mon-Fri 08:00-18:00 Europe/Berlin"`) {
 		t.Error(text)
 	}
 }

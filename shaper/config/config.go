@@ -79,7 +79,7 @@ func (r Rules) String() string { return [...]string{"install", "manual"}[r] }
 // Group is a group of sources, which may have more of them in a file.
 type Group struct {
 	shaper.Group
-	File string // path, which this package does not open; "" if there is none
+	File string // path, which this package does not open; may be ""
 }
 
 // ASN names the data that maps addresses to AS numbers.

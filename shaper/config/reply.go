@@ -16,7 +16,7 @@ const maxReply = 4096
 var (
 	placeholder = regexp.MustCompile(`\{[a-z_]+\}`)
 
-	// A word like this is the name of a reply, or a misspelled one: hardly a client would make sense of it as a text.
+	// A word like this is the name of a reply, or a misspelled one: few clients could use it as a text.
 	replyWord = regexp.MustCompile(`^[a-z0-9_-]+$`)
 
 	// What is a name or not such a word, for editors.
