@@ -69,3 +69,36 @@ func TestRollback(t *testing.T) {
 		return err == nil && len(entries) == 10
 	})
 }
+
+// TestRollback_DuringReload goes back while a reload reads files: that is refused, or the reload would undo it.
+func TestRollback_DuringReload(t *testing.T) {
+	listen := testutil.FreeAddr(t, "tcp")
+	config := writeConfig(t, "", configText(listen, "", "127.0.0.1:9", "1MB/s"))
+	s := startControlled(t, config, "--state", filepath.Join(filepath.Dir(config), "state"))
+	writeConfig(t, config, configText(listen, "", "127.0.0.1:9", "2MB/s"))
+	s.must("reload")
+	testutil.WaitFor(t, "two revisions", func() bool {
+		out, err := s.verb("revisions")
+		return err == nil && strings.Count(out, "\n") >= 3
+	})
+	path, hangs, end := hangInConfD(t, config)
+	reloaded := make(chan error, 1)
+	go func() {
+		_, _, err := command(t, "reload", "--control", s.socket)
+		reloaded <- err
+	}()
+	<-hangs
+	if out, err := s.verb("rollback"); err == nil || !strings.Contains(err.Error(), "a reload is reading") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	s.must("limits per-source", "16Mbit/s")
+	end()
+	if err := <-reloaded; err == nil {
+		t.Error("a reload without one of its files succeeded")
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	s.must("rollback", "is effective.")
+	s.must("limits per-source", "8Mbit/s")
+}
