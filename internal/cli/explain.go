@@ -59,7 +59,7 @@ explain a configuration file; this needs no daemon.`,
 			if err != nil {
 				return usageError{fmt.Errorf("--at: %w", err)}
 			}
-			if l, err = l.With(l.Config.ActiveAt(moment), nil, nil, false); err != nil {
+			if l, err = l.At(moment); err != nil {
 				return err
 			}
 			p, err := l.Compile(shaper.New(1))

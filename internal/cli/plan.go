@@ -100,7 +100,7 @@ func comparePlan(ctx context.Context, c *api.Client, next *plan.Plan) (*planChan
 	}
 	var sides [2]explain.Side
 	for i, p := range []*plan.Plan{was, next} {
-		if p, err = p.With(p.Config.ActiveAt(time.Now()), nil, nil, false); err != nil {
+		if p, err = p.At(time.Now()); err != nil {
 			return nil, err
 		}
 		policy, err := p.Compile(shaper.New(1))

@@ -104,9 +104,9 @@ type server struct {
 	reader         *configReader
 	sources        sourceWatch
 	revisions      revisions
-	reloading      bool   // a reload reads files; owner: the loop of serve
-	saver          *saver // nil without a state file
-	migrated       bool   // restored overrides had keys of an earlier version
+	reload         reloader // owner: the loop of serve
+	saver          *saver   // nil without a state file
+	migrated       bool     // restored overrides had keys of an earlier version
 	store          fdStore
 	ready          chan struct{} // closed when the configuration has been applied
 }
@@ -122,7 +122,7 @@ func (s *server) serve(ctx context.Context) error {
 	s.reader = newConfigReader(s.options.Config, s.options.LoadTimeout)
 	l, err := s.reader.load(ctx, nil)
 	if err == nil {
-		l, err = l.With(l.Config.ActiveAt(s.options.Now()), nil, nil, false)
+		l, err = l.At(s.options.Now())
 	}
 	if ctx.Err() != nil {
 		s.log.Info("stopped before ready")
@@ -200,7 +200,6 @@ func (s *server) serve(ctx context.Context) error {
 			expiry.Reset(max(time.Until(next), 0))
 		}
 	}
-	var reload reloader
 	var nextSchedules time.Time // attempt
 	var drained chan struct{}
 	commandCtx := context.WithoutCancel(ctx) // commands run until the drain has ended
@@ -208,12 +207,12 @@ func (s *server) serve(ctx context.Context) error {
 	for {
 		select {
 		case <-hangups:
-			reload.begin(ctx, s)
+			s.reload.begin(ctx, s)
 		case done := <-requests:
-			reload.waiting = append(reload.waiting, done)
-			reload.begin(ctx, s)
-		case r := <-reload.read:
-			reload.end(ctx, s, r)
+			s.reload.waiting = append(s.reload.waiting, done)
+			s.reload.begin(ctx, s)
+		case r := <-s.reload.read:
+			s.reload.end(ctx, s, r)
 		case command := <-s.commands:
 			command(commandCtx)
 			_, w := s.current()
@@ -229,7 +228,7 @@ func (s *server) serve(ctx context.Context) error {
 			nextSchedules = s.followSchedules(commandCtx, nextSchedules)
 		case <-stop:
 			close(s.draining)
-			reload.cancel()
+			s.reload.cancel()
 			stop, hangups, requests, drained = nil, nil, nil, make(chan struct{})
 			go func() { s.drain(s.options.Force); close(drained) }()
 		case <-drained:

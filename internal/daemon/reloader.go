@@ -89,7 +89,7 @@ func (r *reloader) begin(ctx context.Context, s *server) {
 	r.begun, r.pending = time.Now(), false
 	r.served, r.waiting = r.waiting, nil
 	read := make(chan readResult, 1)
-	r.read, s.reloading = read, true
+	r.read = read
 	go func() {
 		l, err := s.reader.load(ctx, s.proxy)
 		read <- readResult{l, err}
@@ -112,7 +112,7 @@ func (r *reloader) end(ctx context.Context, s *server, got readResult) {
 	for _, done := range r.served {
 		done <- err
 	}
-	r.read, r.served, s.reloading = nil, nil, false
+	r.read, r.served = nil, nil
 	if r.pending {
 		r.begin(ctx, s)
 	}
@@ -131,7 +131,7 @@ func (r *reloader) cancel() {
 func (s *server) applyReload(ctx context.Context, l *plan.Plan) (dropped []string, err error) {
 	old, set := s.current()
 	left, ended := set.afterReload()
-	if l, err = l.With(l.Config.ActiveAt(s.options.Now()), nil, nil, false); err != nil {
+	if l, err = l.At(s.options.Now()); err != nil {
 		return nil, err
 	}
 	f, err := s.mergeFitting(l, left)

@@ -235,7 +235,7 @@ func (s *server) Rollback(ctx context.Context, revision string) error {
 		return err
 	}
 	return s.withAudit(ctx, func(ctx context.Context) error {
-		if s.reloading {
+		if s.reload.read != nil {
 			return &refusedError{errors.New("a reload is reading the files of the configuration: try again when it has ended")}
 		}
 		dropped, err := s.applyReload(ctx, to.Plan)

@@ -85,7 +85,7 @@ func Run(ctx context.Context, path, socket string, probe bool) []Finding {
 func (d *doctor) run() (all []Finding) {
 	d.plan, d.loadErr = plan.Load(d.file)
 	if d.loadErr == nil { // as a daemon has it now
-		d.plan, d.loadErr = d.plan.With(d.plan.Config.ActiveAt(time.Now()), nil, nil, false)
+		d.plan, d.loadErr = d.plan.At(time.Now())
 	}
 	if d.loadErr == nil {
 		_, d.loadErr = d.plan.Compile(shaper.New(1))

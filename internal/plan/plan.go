@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"time"
 
 	"shaperd.dev/shaperd/bpf"
 	"shaperd.dev/shaperd/shaper"
@@ -81,6 +82,9 @@ func (p *Plan) CheckReload(next *Plan) error {
 	}
 	return nil
 }
+
+// At returns p without overrides of operators, with those of its overrides with a schedule that hold at an instant.
+func (p *Plan) At(at time.Time) (*Plan, error) { return p.With(p.Config.ActiveAt(at), nil, nil, false) }
 
 // Compile builds the policy of p for s.
 func (p *Plan) Compile(s *shaper.Shaper) (*shaper.Policy, error) {
