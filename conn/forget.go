@@ -8,7 +8,7 @@ import (
 )
 
 // ForgetBucket forgets what the buckets of k, a key of limit i of the current policy, owe, also for new connections: its units may leave as
-// those of a new key. Hosts must not share the limit.
+// those of a new key, and places of refused clients are forgotten too. Hosts must not share the limit.
 func (p *Proxy) ForgetBucket(i int, k shaper.Key) {
 	p.loop.call(func(now leaky.Time) {
 		policy := p.shaper.Policy()
@@ -27,6 +27,7 @@ func (p *Proxy) ForgetBucket(i int, k shaper.Key) {
 		owed := p.shaper.CheckOut(k, now)
 		p.shaper.CheckOutHistory(policy, i, k, &owed, policy.NewConnectionsOf(i, &k), now)
 		a := p.admission
+		delete(a.returns, k)
 		if gt := a.byKey[k]; gt != nil {
 			a.refresh(gt)
 			gt.bucket = leaky.Bucket{}

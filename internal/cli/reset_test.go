@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -72,4 +73,48 @@ queue_timeout = "0s"
 		}
 	}
 	d.waitLog(`msg="bucket reset by operator" limit=logins source=127.0.0.1`)
+}
+
+// TestReset_Told has clients refused that are told later and later times; after a reset the next one is told the first time again.
+func TestReset_Told(t *testing.T) {
+	t.Parallel()
+	listen := testutil.FreeAddr(t, "tcp")
+	config, _, _ := strings.Cut(configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s"), limitPerSource[:10])
+	d := startControlled(t, writeConfig(t, "", config+`
+[[limit]]
+name = "few"
+new_connections = "1/min"
+queue_timeout = "0s"
+refuse_with = "reply"
+reply = "Come back in {retry_after}."
+`))
+	told := func() (seconds int) { // 0 if it passes
+		c, err := net.Dial("tcp4", listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := c.Write([]byte("ping")); err != nil {
+			t.Fatal(err)
+		}
+		answer := make([]byte, 100)
+		n, err := c.Read(answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Sscanf(string(answer[:n]), "Come back in %d.", &seconds)
+		return seconds
+	}
+	if s := told(); s != 0 {
+		t.Fatalf("the first is told to come back in %d s", s)
+	}
+	for i := range 5 {
+		if s := told(); s <= i*60 || s > (i+1)*60+5 {
+			t.Errorf("refused client %d is told to come back in %d s", i, s)
+		}
+	}
+	d.must("reset few")
+	if first, second := told(), told(); first != 0 || second < 1 || second > 61 {
+		t.Errorf("after a reset the first is told %d s, the second %d s", first, second)
+	}
 }
