@@ -201,7 +201,7 @@ func (l *Limit) validateSources(groups []Group, bad func(key, format string, arg
 		t := &l.For[i]
 		key := "for." + t.Group
 		if slices.Contains(seen, t.Group) {
-			bad(key, "is there twice")
+			bad(key, "duplicate")
 		}
 		seen = append(seen, t.Group)
 		if g := find(key, t.Group); g != nil {

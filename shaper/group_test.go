@@ -87,7 +87,7 @@ func TestTiers_Invalid(t *testing.T) {
 		{func(l *Limit) { l.Match.Group = []string{"c"} }, `match.group: unknown group "c"`},
 		{func(l *Limit) { l.Except.Group = []string{"c"} }, `except.group: unknown group "c"`},
 		{func(l *Limit) { l.For = []Tier{{"c", v}} }, `for.c: unknown group "c"`},
-		{func(l *Limit) { l.For = []Tier{{"a", v}, {"a", v}} }, `for.a: is there twice`},
+		{func(l *Limit) { l.For = []Tier{{"a", v}, {"a", v}} }, `for.a: duplicate`},
 		{func(l *Limit) { l.For = []Tier{{"a", v}}; l.Key = KeyPort }, `for: needs "source" in key`},
 		{func(l *Limit) { l.For = []Tier{{"a", v}}; l.Shared = true }, `for: unsupported with shared`},
 		{func(l *Limit) { l.For = []Tier{{"long", v}} }, `for.long: 10.0.0.0/25 is longer than ipv4_prefix = 24`},

@@ -103,7 +103,7 @@ func ParseValues(path, text string) (*SourceValues, error) {
 		case !slices.Contains(tierKeys.names(), name):
 			r.add(line, column, fmt.Errorf("%s", unknownKey(name, tierKeys.names(), synonymsInLimit)))
 		case slices.ContainsFunc(v.columns, func(k *key) bool { return k.name == name }):
-			r.add(line, column, fmt.Errorf("column %s is there twice", name))
+			r.add(line, column, fmt.Errorf("duplicate column %s", name))
 		default:
 			v.columns = append(v.columns, tierKeys.find(name))
 		}

@@ -57,7 +57,7 @@ func TestParseValues(t *testing.T) {
 		"":                                     "c.csv:1:1: the file is empty: it needs a header such as source,rate,max_connections",
 		"192.0.2.0/24,1MB/s":                   "c.csv:1:1: the first column is \"192.0.2.0/24\": must be source, in a header such as source,rate,max_connections",
 		"source":                               "c.csv:1:1: no column but source: add some of rate, packets, burst, burst_packets, max_connections, new_connections, burst_connections",
-		"source,bandwidth,rate,rate":           "c.csv:1:8: unknown key \"bandwidth\"; did you mean \"rate\"?\nc.csv:1:23: column rate is there twice",
+		"source,bandwidth,rate,rate":           "c.csv:1:8: unknown key \"bandwidth\"; did you mean \"rate\"?\nc.csv:1:23: duplicate column rate",
 		"source,rate\n192.0.2.0/24":            "c.csv:2:1: 1 columns, and the header has 2",
 		"source,rate\nx,1MB/s":                 "c.csv:2:1: source: \"x\" is not an address, or a prefix such as \"192.0.2.0/24\" or \"2001:db8::/32\"",
 		"source,rate\n10.0.0.0/8,5":            "c.csv:2:12: rate: \"5\" says neither bits nor bytes: write \"5bit/s\" or \"5B/s\"",
