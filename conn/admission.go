@@ -31,6 +31,7 @@ type admission struct {
 	policy      *shaper.Policy // current; see refresh
 	policySince leaky.Time     // when policy became current
 	sharing     *sharing
+	budgets     *quotas
 	byKey       map[shaper.Key]*gate
 	quotas      map[*shaper.LimitState]*waitQuota
 	adapters    map[*shaper.LimitState]*adapter
@@ -122,6 +123,12 @@ func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
 			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.Blocked}})
 			return
 		}
+		if !w.paid {
+			if l, ends := a.checkQuotas(&w.flow, w.route, now); l != nil {
+				a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.QuotaUsed, retryAfter: ends}})
+				return
+			}
+		}
 	}
 	list := a.gatesFor(&w.flow, w.route, w.inTurns)
 	if pool := w.owner.pool(); pool != nil {
@@ -161,6 +168,9 @@ func (a *admission) tryAcquire(f *shaper.Flow, listen string, now leaky.Time) (s
 	if l := a.checkBlocks(f, r, now); l != nil {
 		return slots{}, l
 	}
+	if l, _ := a.checkQuotas(f, r, now); l != nil {
+		return slots{}, l
+	}
 	list := a.gatesFor(f, r, false)
 	if i, why := findShutOnArrival(list, false, now); why != shaper.None {
 		gt := list[i]
@@ -184,6 +194,9 @@ func (a *admission) precheck(f *shaper.Flow, listen string, draw float64, now le
 		return l, false
 	}
 	if l := a.checkShed(f, r, draw, now); l != nil {
+		return l, false
+	}
+	if l, _ := a.checkQuotas(f, r, now); l != nil {
 		return l, false
 	}
 	list := a.gatesFor(f, r, false)
@@ -270,6 +283,7 @@ func (a *admission) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 	waiting := a.dequeueAll(now)
 	publish()
 	a.policy, a.policySince = p, now
+	a.budgets.load(p)
 	a.updateAdapters(now)
 	clear(a.quotas) // those of gates at which nothing waits
 	a.retries = append(a.retries, waiting...)

@@ -130,7 +130,28 @@ func (d *direction) resume(now leaky.Time) {
 
 func (d *direction) resubmit(now leaky.Time) { d.resume(now) }
 
-func (d *direction) refused(*queue, shaper.Reason) {} // a grant is not droppable
+// refused is called when a quota that d needs is used up. If there is something to move, that ends the connection.
+func (d *direction) refused(q *queue, why shaper.Reason) {
+	d.deferred = true
+	d.session.proxy.loop.runLater(func(now leaky.Time) {
+		s := d.session
+		if d.deferred = false; s.stage != stageRelaying {
+			return
+		}
+		if !d.holds() {
+			n, errno := sock.Peek(d.src.fd, s.proxy.loop.scratch[:1])
+			if errno != 0 || n == 0 { // there is nothing, or the end: reading that takes nothing of the quota
+				d.move(1)
+				s.finish(now)
+				return
+			}
+		}
+		q.state.Connections.Add(shaper.Refuse, why, 1)
+		recordRefusal(s.proxy.shaper, q.state, q.key, s.flow.Source, now)
+		s.proxy.trafficLog.warn("connection ended: "+why.String(), "limit", q.state.Name, "listener", s.name, "source", s.flow.Source)
+		s.abort(shaper.QuotaOver, now)
+	})
+}
 
 func (d *direction) observe(n uint64, now leaky.Time) {
 	s := d.session

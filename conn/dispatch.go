@@ -31,7 +31,7 @@ func (a *admission) dispatch(list []*gate, now leaky.Time) {
 				continue
 			}
 			first, why := gt.nextQueue(), gt.exhausted(now)
-			if gt.limit.Observe || why == shaper.ByNewConnections && first.paid {
+			if gt.limit.Observe || (why == shaper.ByNewConnections || why == shaper.QuotaUsed) && first.paid {
 				why = shaper.None
 			}
 			switch {

@@ -22,6 +22,7 @@ type gate struct {
 	id       uint64
 	state    *shaper.LimitState
 	quota    *waitQuota
+	budget   *budget        // of the limit's quota of connections; nil without one
 	policy   *shaper.Policy // of limit and whole
 	limit    *shaper.Limit
 	pool     *pool // of downstreams; nil at the gate of a limit
@@ -85,6 +86,7 @@ func (a *admission) gateFor(i int, l *shaper.Limit, key shaper.Key) *gate {
 			gt.bucket = a.shaper.CheckOut(key, a.clock())
 		}
 		gt.history = a.shaper.CheckOutHistory(a.policy, i, key, &gt.bucket, gt.shape, a.clock())
+		a.followQuota(gt, i, a.clock())
 		gt.timer.Fire = func(now leaky.Time) { a.dispatch([]*gate{gt}, now); a.run(now) }
 	}
 	a.refresh(gt)
@@ -101,6 +103,7 @@ func (a *admission) refresh(gt *gate) {
 	gt.policy = a.policy
 	if i := a.policy.IndexOf(gt.state); i >= 0 {
 		gt.limit, gt.quota = a.policy.LimitFor(i, &gt.key), a.quotaFor(gt.state)
+		a.followQuota(gt, i, a.policySince)
 		a.setCap(gt)
 		if gt.lent != nil {
 			gt.lent.rename(was, a.policy)
@@ -156,6 +159,7 @@ func (a *admission) dropUnused(list []*gate, now leaky.Time) {
 			gt.unadapt(now)
 			delete(a.byKey, gt.key)
 			a.refresh(gt)
+			a.leaveQuota(gt)
 			a.sharing.checkIn(&gt.pacing, now)
 			if gt.history != nil {
 				a.shaper.CheckInHistory(gt.state, gt.limit, gt.key, gt.history, now)
@@ -176,6 +180,11 @@ func findShut(list []*gate, q *waitQueue, paid bool, now leaky.Time) (int, shape
 	for i, gt := range list {
 		if !paid && !gt.limit.Observe && gt.atRate(now) {
 			return i, shaper.ByNewConnections
+		}
+	}
+	for i, gt := range list {
+		if !paid && !gt.limit.Observe && gt.awaitsClaim(now) {
+			return i, shaper.QuotaUsed
 		}
 	}
 	return 0, shaper.None
@@ -199,6 +208,8 @@ func (gt *gate) exhausted(now leaky.Time) shaper.Reason {
 		return shaper.ByConnections
 	case gt.atRate(now):
 		return shaper.ByNewConnections
+	case gt.awaitsClaim(now):
+		return shaper.QuotaUsed
 	}
 	return shaper.None
 }
@@ -224,6 +235,9 @@ func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, 
 	verdict, full := shaper.Delay, gt.exhausted(now)
 	gt.count(1, now)
 	a.sharing.lending.use(gt, now)
+	if gt.budget != nil && !paid {
+		gt.budget.Use(1)
+	}
 	switch {
 	case paid:
 		return

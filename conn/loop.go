@@ -28,6 +28,7 @@ type loop struct {
 	pacer     *pacer.Pacer
 	scheduler *scheduler
 	sharing   *sharing
+	quotas    *quotas
 
 	epoll         int
 	wakeFD        int // eventfd; written with mu, which others need to read it

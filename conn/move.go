@@ -34,6 +34,9 @@ func (d *direction) send(now leaky.Time) (bytes, packets uint64, requeue bool) {
 		// the source can send more, and the bucket would idle.
 		grant += grant / 16
 	}
+	if d.unit.most > 0 {
+		grant = min(grant, d.unit.most)
+	}
 	n := d.move(int(grant))
 	if n > 0 && d.observed != 0 {
 		d.observe(uint64(n), now)

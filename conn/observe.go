@@ -18,6 +18,9 @@ func (p *Proxy) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, p
 	} else {
 		would = p.decide(policy, f, r, set, bytes, packets, now)
 	}
+	for i := range (set & policy.Quotas()).All {
+		p.loop.quotas.observe(policy, i, policy.Key(i, f, r), bytes, packets, now)
+	}
 	for i := range set.All {
 		did := topk.Usage{Bytes: bytes}
 		if i == would.Limit {

@@ -63,6 +63,9 @@ func (sc *scheduler) queueFor(p *shaper.Policy, i int, key shaper.Key, now leaky
 		} else {
 			q.bucket = sc.shaper.CheckOut(key, now)
 		}
+		if p.Limit(i).HasUnitQuota() {
+			q.budget = sc.quotas.open(p, i, key, now)
+		}
 		q.timer.Fire = func(now leaky.Time) { sc.markRunnable(q); sc.run(now) }
 		sc.byKey[key] = q
 	}
@@ -78,6 +81,9 @@ func (sc *scheduler) dropUnused(q *queue, now leaky.Time) {
 	sc.wheel.Cancel(&q.timer)
 	delete(sc.byKey, q.key)
 	sc.refresh(q, now)
+	if q.budget != nil {
+		sc.quotas.leave(q)
+	}
 	sc.sharing.checkIn(&q.pacing, now)
 }
 

@@ -18,6 +18,8 @@ type queue struct {
 	policy     *shaper.Policy // of whole, see refresh
 	state      *shaper.LimitState
 	sendReject bool         // reply to the source of a refused datagram with an ICMP error
+	budget     *budget      // of the limit's quota; nil without one
+	slow       *leaky.Shape // in effect while the quota is used up; nil while it is not
 	observes   bool         // the limit only observes, and hosts share it: others have no queue
 	meter      leaky.Meter  // of what left
 	ofLimit    *leaky.Shape // what whole is for most keys: that of the limit, not of a tier
@@ -105,6 +107,7 @@ func (sc *scheduler) refresh(q *queue, now leaky.Time) {
 	}
 	l := policy.Limit(i)
 	q.ofLimit = policy.Shape(i)
+	sc.followQuota(q, l, i, now)
 	changed := sc.sharing.reshape(&q.pacing, q, nil, policy.ShapeOf(i, &q.key), l.Shared, now)
 	if q.observes && !l.Observe {
 		q.bucket.CapToBurst(q.shape, now)

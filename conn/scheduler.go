@@ -27,9 +27,11 @@ type unit struct {
 	readySince leaky.Time // from when lateness counts; before arrived for a unit that was requeued
 	bytes      uint64     // expected size; a TCP grant may move less
 	packets    uint64
-	weight     uint64 // bytes, as lanes count them
-	credit     uint64 // lateness to compensate, in multiples of grain, or of what left if that is less
-	grain      uint64 // bytes
+	weight     uint64   // bytes, as lanes count them
+	most       uint64   // bytes that may leave, by quotas, or 0 without one
+	rations    []ration // of quotas, by position in path; nil without
+	credit     uint64   // lateness to compensate, in multiples of grain, or of what left if that is less
+	grain      uint64   // bytes
 
 	droppable   bool // may be refused by a full queue
 	accepted    bool // was in its queues before, and is not refused for lack of space
@@ -66,6 +68,7 @@ type scheduler struct {
 	running     bool     // run is on the stack
 	lastBooking uint64   // bookingSeq of the last unit booked
 	sharing     *sharing
+	quotas      *quotas
 }
 
 func newScheduler(sg *sharing) *scheduler {
@@ -82,6 +85,7 @@ func (sc *scheduler) submit(u *unit, now leaky.Time) {
 // begin enqueues u in the first queue of its path.
 func (sc *scheduler) begin(u *unit, now leaky.Time) {
 	u.pos, u.delayedAt, u.queued, u.weight = 0, 0, true, u.bytes
+	u.most, u.rations = 0, nil
 	sc.enqueue(u, now)
 }
 
@@ -139,6 +143,9 @@ func (sc *scheduler) serve(q *queue, now leaky.Time) {
 	if q.forwarding != nil {
 		q.markForwarded()
 	}
+	if q.budget != nil {
+		sc.slowDown(q, now)
+	}
 	if u := q.nextBooked(now); u != nil {
 		sc.depart(u, now)
 		return
@@ -163,6 +170,15 @@ func (sc *scheduler) serve(q *queue, now leaky.Time) {
 			}
 			sc.armTimer(q, ready)
 			return
+		}
+		if q.budget != nil {
+			switch sc.ration(h, u, now) {
+			case rationDenied:
+				sc.drop(u, shaper.QuotaUsed)
+				continue
+			case rationPending:
+				return
+			}
 		}
 		h.flowQueue.BeginService(&u.link, u.backlog())
 		if u.delayedAt&(1<<u.pos) != 0 {
@@ -209,7 +225,7 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 		sc.markRunnable(h.queue)
 	}
 	u.queued = false
-	path, arrived, ready, waited, credit, grain, datagram := u.path, u.arrived, u.readySince, u.delayedAt, u.credit, u.grain, u.droppable
+	path, arrived, ready, waited, credit, grain, datagram, rations := u.path, u.arrived, u.readySince, u.delayedAt, u.credit, u.grain, u.droppable, u.rations
 	bytes, packets, requeue := u.owner.send(now)
 	if bytes|packets != 0 {
 		// The thread may have been delayed since now was read, and the unit left later. If it were
@@ -256,6 +272,7 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 			sc.postpone(q, now)
 		}
 	}
+	settle(path, rations, bytes, packets)
 	if requeue {
 		// It was there all the time, so it keeps what is left of the lateness.
 		u.arrived, u.readySince = now, last
@@ -326,8 +343,10 @@ func (sc *scheduler) remove(u *unit) {
 	h.subBacklog(u)
 }
 
-// leaveEarlier removes u from the first n of its queues, which it had moved on from.
+// leaveEarlier removes u from the first n of its queues, which it had moved on from. What it holds of quotas is returned.
 func (sc *scheduler) leaveEarlier(u *unit, n int) {
+	settle(u.path, u.rations, 0, 0)
+	u.rations = nil
 	for i := range u.path[:n] {
 		h := &u.path[i]
 		h.release(u)

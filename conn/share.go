@@ -63,6 +63,9 @@ func versionOf(path []hop) (version uint64) {
 		if sh := path[i].share; sh != nil {
 			version += 1 + sh.version
 		}
+		if path[i].slow != nil {
+			version += 1 << 32 // a queue is slow for hours, and its share has not changed as often then
+		}
 	}
 	return version
 }

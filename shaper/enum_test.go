@@ -17,11 +17,11 @@ func TestEnumNames(t *testing.T) {
 		{"Verdict", enumNames[Verdict](), []string{"pass", "delay", "refuse"}},
 		{"Reason", enumNames[Reason](), []string{
 			"none", "rate", "queue-full", "connections", "new-connections",
-			"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed", "shed",
+			"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed", "shed", "quota",
 		}},
 		{"Ending", enumNames[Ending](), []string{
 			"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
-			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed", "breaker-open", "yielded",
+			"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed", "breaker-open", "yielded", "quota",
 		}},
 		{"Scheduling", enumNames[Scheduling](), []string{"fair", "fifo"}},
 		{"Protocol", enumNames[Protocol](), []string{"any", "tcp", "udp", "icmp"}},

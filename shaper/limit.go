@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/quota"
 )
 
 // MaxLimits is the maximum number of limits of a policy: limit i owns bit i of a [Set].
@@ -72,6 +73,12 @@ type Limit struct {
 	BurstConnections uint64    // new ones that may come at once after a pause; 0 and 1 space all. Not with Shared
 	Algorithm        Algorithm // how NewConnections counts; else than LeakyBucket not with Shared
 
+	// Quota is what may pass in a day, a week, a month or any period, for each key: units, or new connections. When it is used
+	// up they pass at QuotaSlow, in bit/s, MinRate to MaxRate, or with 0 not at all. Proxy plane, not shared, no key of
+	// connections.
+	Quota     quota.Quota
+	QuotaSlow uint64
+
 	// Adapt makes the maximum in flight follow what the downstream bears, from MinConnections to MaxConnections.
 	// Proxy plane, TCP, one bucket, connections wait. Hosts that share it find one maximum together; not with AdaptObserve.
 	Adapt          Adaptation
@@ -114,7 +121,20 @@ type Limit struct {
 func (l *Limit) InPacketPlane() bool { return len(l.Match.Attach) > 0 }
 
 // CountsConnections reports whether l caps or paces connections.
-func (l *Limit) CountsConnections() bool { return l.MaxConnections > 0 || l.NewConnections.N > 0 }
+func (l *Limit) CountsConnections() bool {
+	return l.MaxConnections > 0 || l.NewConnections.N > 0 || l.HasConnectionQuota()
+}
+
+// HasConnectionQuota reports whether l has a quota of new connections.
+func (l *Limit) HasConnectionQuota() bool {
+	return l.Quota.Amount > 0 && l.Quota.Unit == quota.Connections
+}
+
+// HasUnitQuota reports whether l has a quota of bytes or packets.
+func (l *Limit) HasUnitQuota() bool { return l.Quota.Amount > 0 && l.Quota.Unit != quota.Connections }
+
+// Paces reports whether units under l pass a bucket: it has a rate, or a quota, of bytes or packets.
+func (l *Limit) Paces() bool { return l.Rate > 0 || l.Packets.N > 0 || l.HasUnitQuota() }
 
 // CapsConnections reports whether l caps connections in flight, those of an observing limit included.
 func (l *Limit) CapsConnections() bool { return l.MaxConnections > 0 && !l.SlotFor.InTurns() }
@@ -146,8 +166,12 @@ func (l *Limit) NeedsTickets(hosts int, lease time.Duration) bool {
 
 // shape returns the shape of the buckets of l.
 func (l *Limit) shape() leaky.Shape {
+	rate := l.Rate
+	if rate == 0 && l.Packets.N == 0 && l.HasUnitQuota() {
+		rate = MaxRate // sources take turns at what is left of a quota
+	}
 	s := leaky.Shape{
-		Bytes:    leaky.NewRate(l.Rate, 8*time.Second),
+		Bytes:    leaky.NewRate(rate, 8*time.Second),
 		Packets:  leaky.NewRate(l.Packets.N, l.Packets.Per),
 		Overhead: uint64(l.Overhead),
 		MaxDelay: leaky.FromDuration(l.MaxDelay),
@@ -155,6 +179,15 @@ func (l *Limit) shape() leaky.Shape {
 	s.BytesBurst = s.Bytes.Cost(l.Burst)
 	s.PacketsBurst = s.Packets.Cost(l.BurstPackets)
 	return s
+}
+
+// SlowShape returns shape, one of l, at QuotaSlow if that is slower.
+func (l *Limit) SlowShape(shape *leaky.Shape) leaky.Shape {
+	slow := *shape
+	if rate := leaky.NewRate(l.QuotaSlow, 8*time.Second); slow.Bytes.Unlimited() || rate.Cost(1) > slow.Bytes.Cost(1) {
+		slow.Bytes, slow.BytesBurst = rate, rate.Cost(l.Burst)
+	}
+	return slow
 }
 
 // Frequency is N events every Per. The zero Frequency is unlimited.

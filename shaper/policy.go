@@ -79,6 +79,7 @@ type Policy struct {
 	withDestination  Set // limits that match destinations
 	blocks           Set // limits that refuse all
 	shared           Set // limits that hosts share
+	quotas           Set // limits with a quota
 	perTurn          Set // limits whose slots are for turns
 	sheds            Set // limits that refuse while this host is short of something
 	always           Set // limits that are enforced in every mode
@@ -134,6 +135,9 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		if l.Shared {
 			p.shared |= bit
 		}
+		if l.Quota.Amount > 0 {
+			p.quotas |= bit
+		}
 		if l.SlotFor.InTurns() {
 			p.perTurn |= bit
 		}
@@ -150,7 +154,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 			p.direction[FromDownstream] |= bit
 		}
 		p.shapes = append(p.shapes, l.shape())
-		if l.Rate != 0 || l.Packets.N != 0 {
+		if l.Paces() {
 			p.paced |= bit
 		}
 		p.newConns = append(p.newConns, l.newConnsShape())
@@ -308,6 +312,9 @@ func (p *Policy) Blocks() Set { return p.blocks }
 
 // Shared returns the limits that hosts share.
 func (p *Policy) Shared() Set { return p.shared }
+
+// Quotas returns the limits with a quota.
+func (p *Policy) Quotas() Set { return p.quotas }
 
 // Sheds returns the limits that refuse while this host is short of something.
 func (p *Policy) Sheds() Set { return p.sheds }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"shaperd.dev/shaperd/shaper/quota"
 )
 
 // LimitError is an error in a limit.
@@ -63,7 +65,7 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 			bad("name", "duplicate name")
 		}
 		names[l.Name] = true
-		limited := l.Rate != 0 || l.Packets.N != 0 || l.MaxConnections != 0 || l.NewConnections.N != 0
+		limited := l.Paces() || l.MaxConnections != 0 || l.NewConnections.N != 0 || l.Quota.Amount != 0
 		if l.Block && (limited || l.Key != 0) {
 			bad("block", "cannot be combined with other limits or a key")
 		}
@@ -80,7 +82,7 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 			bad("block", "must be set for a limit that is enforced in every mode")
 		}
 		if !limited && !l.Block && !l.Shed.Any() {
-			bad("rate", "missing: one of rate, packets, connections, new_connections is required")
+			bad("rate", "missing: one of rate, packets, connections, new_connections, quota is required")
 		}
 		if l.Overhead < 0 || l.Overhead > MaxOverhead {
 			bad("overhead", "%d bytes: must be from 0 to %d", l.Overhead, MaxOverhead)
@@ -92,6 +94,7 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 		}
 		l.validateValues(bad)
 		l.validateSources(groups, bad)
+		l.validateQuota(bad)
 		if l.Adapt != AdaptOff {
 			l.validateAdapt(listeners, bad)
 		}
@@ -181,7 +184,7 @@ func (l *Limit) validateInProxyPlane(listeners []Listener, bad func(key, format 
 	for _, udpOnly := range []struct {
 		key string
 		set bool
-	}{{"packets", l.Packets.N != 0}, {"overhead", l.Overhead != 0}} {
+	}{{"packets", l.Packets.N != 0}, {"overhead", l.Overhead != 0}, {"quota", l.Quota.Unit == quota.Packets}} {
 		if udpOnly.set && l.Match.Protocol != UDP && tcp >= 0 {
 			bad(udpOnly.key, "unsupported for TCP, which listener %q proxies: match protocol \"udp\"", listeners[tcp].Name)
 		}

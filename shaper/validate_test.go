@@ -29,7 +29,7 @@ func TestValidate(t *testing.T) {
 		{"packets of a UDP listener", Limit{Packets: Frequency{1, time.Second}, Match: Match{Listen: []string{"dns"}}}, ""},
 		{"connections", Limit{MaxConnections: 1}, ""},
 		{"new connections", Limit{NewConnections: Frequency{1, time.Minute}}, ""},
-		{"no limit", Limit{}, `limit "l": rate: missing: one of rate, packets, connections, new_connections is required`},
+		{"no limit", Limit{}, `limit "l": rate: missing: one of rate, packets, connections, new_connections, quota is required`},
 		{"blocks always", Limit{Block: true, Always: true}, ""},
 		{"always without block", Limit{Rate: 8, Always: true}, `limit "l": block: must be set for a limit that is enforced in every mode`},
 		{"shared", Limit{Rate: 8, Shared: true}, ""},

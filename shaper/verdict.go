@@ -33,6 +33,7 @@ const (
 	Blocked                        // the limit blocks
 	FlowClosed                     // the UDP flow ended while the datagram was queued
 	ShedLoad                       // this host, or what is behind another limit, is short of something
+	QuotaUsed                      // the quota of the key is used up, or the next part of it is being claimed
 	numReasons
 )
 
@@ -43,7 +44,7 @@ func (r Reason) String() string {
 	return enumName(
 		r,
 		"none", "rate", "queue-full", "connections", "new-connections",
-		"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed", "shed",
+		"wait-timeout", "waiting-full", "client-gone", "memory-full", "blocked", "flow-closed", "shed", "quota",
 	)
 }
 
@@ -68,6 +69,7 @@ const (
 	Killed                         // ended by an operator
 	BreakerOpen                    // refused, as the breaker of its downstream was open
 	Yielded                        // idle, and another source waited for its slot
+	QuotaOver                      // a quota was used up
 	numEndings
 )
 
@@ -78,6 +80,6 @@ func (e Ending) String() string {
 	return enumName(
 		e,
 		"closed", "reset-by-client", "reset-by-server", "refused", "bad-proxy-header", "not-connected", "first-byte-timeout",
-		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed", "breaker-open", "yielded",
+		"idle-timeout", "half-close-timeout", "lifetime-over", "too-slow", "overload", "stopped", "killed", "breaker-open", "yielded", "quota",
 	)
 }

@@ -23,6 +23,7 @@ import (
 	"shaperd.dev/shaperd/control/monitor"
 	"shaperd.dev/shaperd/internal/logging"
 	"shaperd.dev/shaperd/internal/plan"
+	"shaperd.dev/shaperd/internal/quotafile"
 	"shaperd.dev/shaperd/internal/shedding"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -104,9 +105,10 @@ type server struct {
 	reader         *configReader
 	sources        sourceWatch
 	revisions      revisions
-	reload         reloader // owner: the loop of serve
-	saver          *saver   // nil without a state file
-	migrated       bool     // restored overrides had keys of an earlier version
+	reload         reloader        // owner: the loop of serve
+	quotas         *quotafile.File // nil until a limit has a quota
+	saver          *saver          // nil without a state file
+	migrated       bool            // restored overrides had keys of an earlier version
 	store          fdStore
 	ready          chan struct{} // closed when the configuration has been applied
 }
@@ -147,6 +149,7 @@ func (s *server) serve(ctx context.Context) error {
 		defer s.saver.close()
 	}
 	defer s.saveState() // after the proxy has released its buckets
+	defer s.closeQuotas()
 	defer s.proxy.Close()
 	fds, err := inheritedFDs()
 	if err != nil {
@@ -246,6 +249,9 @@ func (s *server) serve(ctx context.Context) error {
 // applyToPlanes applies l, compiled to policy, to both planes, or to none. was is the current
 // configuration, or nil at the start.
 func (s *server) applyToPlanes(ctx context.Context, l *plan.Plan, policy *shaper.Policy, was *plan.Plan) error {
+	if err := s.openQuotas(ctx, policy); err != nil {
+		return err
+	}
 	if err := s.group.prepare(l.Config); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/quota"
 )
 
 // Bounds of lists whose elements are compared with each other.
@@ -49,6 +50,7 @@ func checkEffect(t table, limit *shaper.Limit) {
 
 	checkBursts(t, limit)
 	checkAlgorithm(t, limit)
+	checkQuota(t, limit)
 }
 
 // checkBursts reports bursts that take too long to drain.
@@ -315,7 +317,11 @@ func (l *loader) checkReach(t table, limit shaper.Limit) {
 		for _, counts := range []struct {
 			key, instead string
 			there        bool
-		}{{"packets", "use rate", limit.Packets.N > 0}, {"overhead", "leave it out", limit.Overhead > 0}} {
+		}{
+			{"packets", "use rate", limit.Packets.N > 0},
+			{"overhead", "leave it out", limit.Overhead > 0},
+			{"quota", "count bytes", limit.Quota.Unit == quota.Packets},
+		} {
 			if counts.there {
 				t.errorf(counts.key, "listener %q proxies TCP, where a byte stream has no packets to count; match protocol \"udp\", or %s", listen.Name, counts.instead)
 				return

@@ -24,6 +24,7 @@ func TestLoad_Compiles(t *testing.T) {
 		"burst": {`"0B"`, `"2592000B"`, `"2592001B"`, `"1000000TB"`, `"324PB"`, `"324000TB"`}, "burst_packets": {"0", "720", "721", "1000000000000"},
 		"max_delay": {`"0s"`, `"1h"`}, "queue_timeout": {`"0s"`, `"1h"`}, "max_queue": {"0", "1048576"}, "block": {"true", "false"}, "shared": {"true", "false"},
 		"algorithm": {`"leaky"`, `"fixed-window"`, `"sliding-window"`, `"sliding-log"`}, "burst_connections": {"0", "1", "1000"},
+		"quota": {`"1B/day"`, `"100GB/month UTC"`, `"5packets/1min"`, `"1000000connections/24h"`}, "quota_over": {`"refuse"`, `"slow:1B/s"`},
 		"match.group": {`"g"`, `["g", "h"]`}, "except": {`{ group = "g" }`, `{ source = ["10.0.0.0/8"], group = ["h"] }`, `{ asn = 64500 }`}, "values": {`"v.csv"`},
 		"for": {`{ g = { rate = "1Mbit/s" } }`, `{ g = { rate = "1B/s", burst = "2MB" }, h = { rate = "2Mbit/s" } }`, `{ h = { max_connections = 5, new_connections = "2000/h" } }`, `{ g = { packets = "5/s", burst_packets = 1 } }`},
 	}
@@ -57,7 +58,7 @@ func TestLoad_Compiles(t *testing.T) {
 			fmt.Fprintf(&b, "[[limit]]\nname = \"l%d\"\n", i)
 			// A limit has something to hold to, and a few keys more.
 			some := rapid.SliceOfNDistinct(rapid.SampledFrom(keys), 0, 3, rapid.ID).Draw(t, "keys")
-			main := rapid.SampledFrom([]string{"rate", "packets", "max_connections", "new_connections", "block"}).Draw(t, "main")
+			main := rapid.SampledFrom([]string{"rate", "packets", "max_connections", "new_connections", "quota", "block"}).Draw(t, "main")
 			if !slices.Contains(some, main) {
 				some = append(some, main)
 			}

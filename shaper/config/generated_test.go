@@ -276,6 +276,7 @@ func TestDefaults(t *testing.T) {
 			limited + "match.protocol = \"tcp\"\nmax_connections = 5\nadapt = \"on\"\n@\n",
 			limited + "match.protocol = \"tcp\"\nmax_connections = 5\nslot_for = \"turn\"\n@\n",
 			limited + "new_connections = \"5/s\"\n@\n",
+			limited + "quota = \"5GB/day\"\n@\n",
 		},
 	}
 	var check func(table string, k keys)

@@ -65,7 +65,7 @@ func needs[T any](doc, msg string, met func(*T, isSet) bool) condition {
 // anyOf is the condition that one of some keys is set.
 func anyOf(keys ...string) condition {
 	return condition{
-		doc: "`" + strings.Join(keys, "` or `") + "`",
+		doc: "`" + joinOr(keys, "`, `", "` or `") + "`",
 		met: func(_ any, has isSet) bool { return slices.ContainsFunc(keys, has) },
 	}
 }
@@ -150,4 +150,13 @@ func (k keys) setDefaults(record any) {
 			k.field.set(record, value)
 		}
 	}
+}
+
+// joinOr joins words, the last one by or.
+func joinOr(words []string, comma, or string) string {
+	last := len(words) - 1
+	if last == 0 {
+		return words[0]
+	}
+	return strings.Join(words[:last], comma) + or + words[last]
 }

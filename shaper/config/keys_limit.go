@@ -167,6 +167,8 @@ var limitKeys = keys{
 			"window of its period (`\"fixed-window\"`), in two windows, weighted (`\"sliding-window\"`), or in any period " +
 			"(`\"sliding-log\"`, at most 1000 of them). The last two are for listeners. Not `shared`. See [Choosing](choosing.md).",
 	},
+	*quotaKeys.find("quota"),
+	*quotaKeys.find("quota_over"),
 	{
 		name: "queue_timeout", typ: durationType(0, time.Hour), def: `"2s"`, needs: []condition{counting, waiting}, overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *time.Duration { return &l.QueueTimeout }),
@@ -445,8 +447,10 @@ func shedText(s *shaper.Shed) string {
 
 // Conditions of keys of limits.
 var (
-	paced    = anyOf("rate", "packets")
-	counting = anyOf("max_connections", "new_connections")
+	paced    = anyOf("rate", "packets", "quota")
+	counting = needs(anyOf("max_connections", "new_connections").doc, "", func(l *shaper.Limit, has isSet) bool {
+		return has("max_connections") || has("new_connections") || l.HasConnectionQuota()
+	})
 
 	capping  = needs("`max_connections`", "", func(l *shaper.Limit, has isSet) bool { return has("max_connections") })
 	adapting = needs("`adapt = \"on\"`", "", func(l *shaper.Limit, _ isSet) bool { return l.Adapt == shaper.AdaptOn })
@@ -476,7 +480,7 @@ var (
 	})
 	refusing = needs("`max_connections`, `new_connections`, `block`, `shed` or UDP at listeners", "has no effect without max_connections or new_connections", func(l *shaper.Limit, has isSet) bool {
 		refusesDatagrams := !l.InPacketPlane() && l.Direction != shaper.FromDownstream && (isUDPOnly(l) || l.RefuseWith == shaper.RefuseReject)
-		return refusesDatagrams || l.Block || l.Shed.Any() || counting.met(l, has)
+		return refusesDatagrams || l.Quota.Amount > 0 || l.Block || l.Shed.Any() || counting.met(l, has)
 	})
 	replying = needs("`refuse_with = \"reply\"`", "", func(l *shaper.Limit, _ isSet) bool {
 		return l.RefuseWith == shaper.RefuseReply
@@ -497,10 +501,10 @@ func rateFor(isDefault func(*shaper.Limit) bool) condition {
 }
 
 // paces reports whether l limits a rate of units.
-func paces(l *shaper.Limit) bool { return l.Rate > 0 || l.Packets.N > 0 }
+func paces(l *shaper.Limit) bool { return l.Paces() }
 
 // refuses reports whether l refuses connections or datagrams.
 func refuses(l *shaper.Limit) bool {
 	blocksTCP := l.Block && l.Match.Protocol != shaper.UDP && l.Match.Protocol != shaper.ICMP
-	return l.CountsConnections() || blocksTCP || l.Shed.Any() || isUDPOnly(l) || l.RefuseWith == shaper.RefuseReject
+	return l.CountsConnections() || l.Quota.Amount > 0 || blocksTCP || l.Shed.Any() || isUDPOnly(l) || l.RefuseWith == shaper.RefuseReject
 }

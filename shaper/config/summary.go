@@ -34,7 +34,7 @@ func (c *Config) Summary(l *shaper.Limit) string {
 		}
 		parts = append(parts, s)
 	}
-	if l.Rate != 0 || l.Packets.N != 0 {
+	if l.Paces() {
 		parts = append(parts, "queue "+l.MaxDelay.String())
 	}
 	if l.MaxConnections != 0 {
@@ -60,6 +60,9 @@ func (c *Config) Summary(l *shaper.Limit) string {
 	}
 	if l.MaxConnections != 0 && !l.InPacketPlane() || l.NewConnections.N != 0 {
 		parts = append(parts, "wait "+l.QueueTimeout.String())
+	}
+	if l.Quota.Amount > 0 {
+		parts = append(parts, quotaText(l))
 	}
 	if len(l.For) > 0 {
 		var names []string

@@ -1,0 +1,427 @@
+// Owner: the loop's thread, except for the methods of Proxy.
+
+package conn
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
+	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/quota"
+)
+
+// QuotaStore keeps what is claimed of quotas.
+type QuotaStore interface {
+	// Write replaces records, by the name of their budget, and removes those that are nil: all of them or none. They are
+	// safe from a crash when it returns nil. It is not called while it runs.
+	Write(records map[string]*quota.Record) error
+}
+
+// quotas are the budgets of limits with a quota. They stay while a queue or a gate needs them, and else until what they count is over.
+//
+// Units and connections wait for claims that are not in the file yet, which another goroutine writes, many at once. Nothing else
+// waits for the file.
+type quotas struct {
+	store   QuotaStore
+	wall    func() time.Time
+	boot    func() leaky.Time
+	post    func(func(now leaky.Time))
+	wheel   *pacer.Wheel
+	sharing *sharing
+
+	saved   map[string]*quota.Record // in the file, of limits without a quota
+	budgets map[string]*budget      // by name
+	list    []*budget               // the same
+	keys    map[string]int          // how many of budgets a limit has, by its name
+	wanting []*budget               // claims that are not being written
+	removed []string                // records that are over
+	writing bool
+	retry   pacer.Event
+	failing error // why the last write failed, or nil
+
+	rolling struct { // the clock of rolling periods
+		at   time.Time  // at the start
+		boot leaky.Time // at the start
+	}
+}
+
+// budget is the budget of one key.
+type budget struct {
+	quota.Budget
+	quotas *quotas
+	name   string
+	limit  string     // name of the limit
+	index  int        // in quotas.list
+	refs   int        // queues and gates
+	valid  leaky.Time // until when the slot was looked at
+	listed bool       // in quotas.wanting
+	queues []*queue   // in which a unit waits for a claim
+	gates  []*gate    // at which a connection may
+}
+
+// othersSuffix is that of the name of the budget that later keys of a limit share.
+const othersSuffix = "|others"
+
+// newQuotas returns the quotas of a loop, by a wall clock; nil is that of the system.
+func newQuotas(wall func() time.Time, l *loop) *quotas {
+	qs := &quotas{
+		wall: wall, boot: l.clock.Boot, post: l.post, wheel: &l.pacer.Wheel, sharing: l.sharing,
+		budgets: map[string]*budget{}, keys: map[string]int{},
+	}
+	if wall == nil {
+		qs.wall = time.Now
+	}
+	qs.retry.Fire = func(leaky.Time) { qs.write() }
+	qs.rolling.at, qs.rolling.boot = qs.wall(), qs.boot()
+	return qs
+}
+
+// UseQuotas gives p the file of quotas, and what was in it, by the name of the budget. It is called once, before an Apply of a policy that
+// has a quota.
+func (p *Proxy) UseQuotas(store QuotaStore, saved map[string]*quota.Record) {
+	p.loop.call(func(leaky.Time) {
+		qs := p.loop.quotas
+		qs.store, qs.saved = store, saved
+		for _, r := range saved {
+			if r.Period.Calendar == quota.NoCalendar && r.Start.After(qs.now(&r.Period)) { // the clock was set back, or is wrong after a boot
+				qs.rolling.at, qs.rolling.boot = r.Start, qs.boot()
+			}
+		}
+	})
+}
+
+// load adds the saved budgets of the limits of p.
+func (qs *quotas) load(p *shaper.Policy) {
+	if p.Quotas() == 0 {
+		return
+	}
+	for name := range qs.saved {
+		if i := p.Find(limitOfBudget(name)); i >= 0 && p.Limit(i).Quota.Amount > 0 {
+			qs.add(name, p.Limit(i))
+		}
+	}
+}
+
+func limitOfBudget(name string) string {
+	limit, _, _ := strings.Cut(name, "|")
+	return limit
+}
+
+// now is the time by the clock of p. That of rolling periods goes on while the wall clock is set.
+func (qs *quotas) now(p *quota.Period) time.Time {
+	if p.Calendar == quota.NoCalendar {
+		return qs.rolling.at.Add(qs.boot().Sub(qs.rolling.boot).Duration())
+	}
+	return qs.wall()
+}
+
+// find returns the budget of a key of limit i, or nil if nothing was used there.
+func (qs *quotas) find(p *shaper.Policy, i int, key shaper.Key, now leaky.Time) *budget {
+	name := p.ShareName(key)
+	b := qs.budgets[name]
+	if b == nil && qs.keys[p.Limit(i).Name] >= shaper.MaxQuotaKeys {
+		b = qs.budgets[p.Limit(i).Name+othersSuffix]
+	}
+	if b == nil {
+		return nil
+	}
+	qs.follow(b, p.Limit(i), now)
+	return b
+}
+
+// open returns the budget of a key of limit i, for a queue or a gate, which closes it.
+func (qs *quotas) open(p *shaper.Policy, i int, key shaper.Key, now leaky.Time) *budget {
+	b := qs.find(p, i, key, now)
+	if b == nil {
+		l := p.Limit(i)
+		name := p.ShareName(key)
+		if l.Key != 0 && qs.keys[l.Name] >= shaper.MaxQuotaKeys && !qs.makeRoom(l.Name) {
+			name = l.Name + othersSuffix
+		}
+		if b = qs.budgets[name]; b == nil {
+			b = qs.add(name, l)
+		}
+		qs.follow(b, l, now)
+	}
+	b.refs++
+	return b
+}
+
+// add adds the budget with a name, of limit l.
+func (qs *quotas) add(name string, l *shaper.Limit) *budget {
+	var r quota.Record
+	if saved := qs.saved[name]; saved != nil {
+		r = *saved
+	}
+	b := &budget{
+		Budget: *quota.New(l.Quota, r, qs.now(&l.Quota.Period)), quotas: qs, name: name, limit: l.Name, index: len(qs.list),
+	}
+	delete(qs.saved, name)
+	qs.keys[l.Name]++
+	qs.budgets[name] = b
+	qs.list = append(qs.list, b)
+	return b
+}
+
+// roomTries is how many budgets are looked at for one that is over.
+const roomTries = 64
+
+// makeRoom drops a budget of a limit that is over, and reports whether it found one.
+func (qs *quotas) makeRoom(limit string) bool {
+	tries := roomTries
+	for _, b := range qs.budgets { // in random order
+		if b.limit == limit && b.refs == 0 && !b.listed && qs.isOver(b) {
+			qs.drop(b)
+			return true
+		}
+		if tries--; tries == 0 {
+			break
+		}
+	}
+	return false
+}
+
+// isOver reports whether b equals a new budget.
+func (qs *quotas) isOver(b *budget) bool {
+	r := b.Record()
+	return b.Empty() || r.Over(qs.now(&r.Period))
+}
+
+// drop removes b, which is over, and its record.
+func (qs *quotas) drop(b *budget) {
+	delete(qs.budgets, b.name)
+	last := len(qs.list) - 1
+	qs.list[b.index] = qs.list[last]
+	qs.list[b.index].index = b.index
+	qs.list[last] = nil
+	qs.list = qs.list[:last]
+	qs.keys[b.limit]--
+	qs.removed = append(qs.removed, b.name)
+	qs.write()
+}
+
+// close ends the use of b by a queue or a gate.
+func (qs *quotas) close(b *budget) {
+	if b.refs--; b.refs == 0 && b.Empty() && !b.listed {
+		qs.drop(b)
+	}
+}
+
+// follow updates b to the limit, and to the time, at least once a second: the wall clock may be set.
+func (qs *quotas) follow(b *budget, l *shaper.Limit, now leaky.Time) {
+	if l.Quota.Amount > 0 && l.Quota != b.Quota() {
+		b.Change(l.Quota, qs.now(&l.Quota.Period))
+		b.valid = 0
+	}
+	if now < b.valid {
+		return
+	}
+	period := b.Quota().Period
+	wall := qs.now(&period)
+	b.Follow(wall)
+	b.valid = now.Add(leaky.FromDuration(min(max(b.End().Sub(wall), time.Millisecond), time.Second)))
+}
+
+// observe counts what an observing limit lets pass.
+func (qs *quotas) observe(p *shaper.Policy, i int, key shaper.Key, bytes, packets uint64, now leaky.Time) {
+	b := qs.open(p, i, key, now)
+	if b.Quota().Unit == quota.Packets {
+		b.Use(packets)
+	} else {
+		b.Use(bytes)
+	}
+	qs.want(b)
+	qs.close(b)
+}
+
+// want claims more for b if what it has claimed will be used up soon.
+func (qs *quotas) want(b *budget) {
+	if b.WantsClaim() {
+		qs.enlist(b)
+	}
+}
+
+// enlist makes the next write claim for b.
+func (qs *quotas) enlist(b *budget) {
+	if b.listed {
+		return
+	}
+	b.listed = true
+	qs.wanting = append(qs.wanting, b)
+	if !qs.retry.Scheduled() {
+		qs.write()
+	}
+}
+
+// writeRetry is the time between attempts to write the file.
+const writeRetry = leaky.Second
+
+// maxClaims is how many records are written at once.
+const maxClaims = 4096
+
+// write writes what is wanted to the file, unless a write is in progress, after which it is called again.
+func (qs *quotas) write() {
+	if qs.writing || len(qs.wanting)+len(qs.removed) == 0 {
+		return
+	}
+	qs.writing = true
+	claims := qs.wanting[:min(len(qs.wanting), maxClaims)]
+	removed := qs.removed[:min(len(qs.removed), maxClaims)]
+	qs.wanting, qs.removed = slices.Clone(qs.wanting[len(claims):]), slices.Clone(qs.removed[len(removed):])
+	records := map[string]*quota.Record{}
+	for _, name := range removed {
+		if qs.budgets[name] == nil { // else it is in use again
+			records[name] = nil
+		}
+	}
+	for _, b := range claims {
+		r := b.Claim()
+		records[b.name] = &r
+	}
+	go func() {
+		err := qs.store.Write(records)
+		qs.post(func(now leaky.Time) { qs.written(claims, removed, records, err, now) })
+	}()
+}
+
+// written is called when records are in the file, or could not be written.
+func (qs *quotas) written(claims []*budget, removed []string, records map[string]*quota.Record, err error, now leaky.Time) {
+	qs.writing, qs.failing = false, err
+	var gates []*gate
+	for _, b := range claims {
+		b.listed = false
+		b.Claimed(*records[b.name], err == nil)
+		if err != nil {
+			b.listed = true
+			qs.wanting = append(qs.wanting, b)
+			continue
+		}
+		for _, q := range b.queues {
+			qs.sharing.scheduler.markRunnable(q)
+		}
+		b.queues = nil
+		gates = append(gates, b.gates...)
+		if b.refs == 0 && b.Empty() {
+			qs.drop(b)
+		}
+	}
+	if err != nil {
+		qs.removed = append(qs.removed, removed...)
+		qs.wheel.Schedule(&qs.retry, now.Add(writeRetry))
+		return
+	}
+	qs.sharing.scheduler.run(now)
+	qs.sharing.admission.dispatch(gates, now)
+	qs.sharing.admission.run(now)
+	qs.write()
+}
+
+// finish returns what is to be written last: of all budgets what was used, without claims. ok is false while a write is in progress.
+func (qs *quotas) finish() (records map[string]*quota.Record, ok bool) {
+	if qs.writing {
+		return nil, false
+	}
+	qs.writing = true // nothing is claimed any more
+	records = map[string]*quota.Record{}
+	for _, name := range qs.removed {
+		records[name] = nil
+	}
+	for _, b := range qs.list {
+		records[b.name] = nil
+		if r := b.Record(); !b.Empty() {
+			records[b.name] = &r
+		}
+	}
+	return records, true
+}
+
+// closeQuotas writes what was used to the file, when nothing passes any more.
+func (p *Proxy) closeQuotas() {
+	for range finishTries {
+		var records map[string]*quota.Record
+		var ok bool
+		p.loop.call(func(leaky.Time) { records, ok = p.loop.quotas.finish() })
+		if ok {
+			if len(records) > 0 {
+				if err := p.loop.quotas.store.Write(records); err != nil {
+					p.log.Error("writing quotas failed: what was claimed counts as used", "err", err)
+				}
+			}
+			return
+		}
+		time.Sleep(finishWait)
+	}
+	p.log.Error("the file of quotas is still being written: what was claimed counts as used")
+}
+
+// How long closeQuotas waits for a write in progress.
+const (
+	finishTries = 100
+	finishWait  = 20 * time.Millisecond
+)
+
+// Quotas calls f for the quota of every key of which something was used, on the caller's goroutine, and returns why the last
+// write to the file failed, or nil. It looks at them in batches, so as not to delay traffic: some may be in it twice.
+func (p *Proxy) Quotas(f func(*shaper.QuotaStatus)) (failing error) {
+	var buffer [inspectBatch]shaper.QuotaStatus
+	for at := -1; at != 0; {
+		n, ran := 0, false
+		p.loop.call(func(now leaky.Time) {
+			ran = true
+			qs, policy := p.loop.quotas, p.shaper.Policy()
+			failing = qs.failing
+			if at < 0 || at > len(qs.list) {
+				at = len(qs.list)
+			}
+			for ; at > 0 && n < len(buffer); at-- {
+				b := qs.list[at-1]
+				if i := policy.Find(b.limit); i >= 0 && policy.Limit(i).Quota.Amount > 0 {
+					qs.follow(b, policy.Limit(i), now)
+					buffer[n] = b.status()
+					n++
+				}
+			}
+		})
+		if !ran {
+			break
+		}
+		for i := range n {
+			f(&buffer[i])
+		}
+	}
+	return failing
+}
+
+func (b *budget) status() shaper.QuotaStatus {
+	_, key, _ := strings.Cut(b.name, "|")
+	q := b.Quota()
+	return shaper.QuotaStatus{
+		Limit: b.limit, Key: key, Quota: q, Used: b.Used(), Claimed: b.Ready(), Ends: b.End().Sub(b.quotas.now(&q.Period)),
+		Others: b.name == b.limit+othersSuffix, Waiting: len(b.queues)+len(b.gates) > 0 && b.Left() > 0,
+	}
+}
+
+// ResetQuota forgets what was used of the quota of a key of limit i of the current policy, in the file too, before long. It reports
+// whether anything was.
+func (p *Proxy) ResetQuota(i int, k shaper.Key) (found bool) {
+	p.loop.call(func(now leaky.Time) {
+		policy := p.shaper.Policy()
+		if i >= policy.Len() {
+			return
+		}
+		if b := p.loop.quotas.find(policy, i, k, now); b != nil {
+			found = true
+			p.loop.quotas.reset(b)
+		}
+	})
+	return found
+}
+
+// reset forgets what was used of b. What its limit refuses for it now passes as soon as that is in the file.
+func (qs *quotas) reset(b *budget) {
+	b.Reset()
+	qs.enlist(b)
+}
