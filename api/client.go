@@ -189,6 +189,16 @@ func (c *Client) ResetBucket(ctx context.Context, name, source string) error {
 	return c.call(ctx, responseTimeout, http.MethodDelete, limitPath(name)+"/bucket", query("source", source), nil, nil)
 }
 
+// Quotas returns the quotas of limits of which most is used, up to top of them, or of one limit if it is not "".
+func (c *Client) Quotas(ctx context.Context, limit string, top int) (Quotas, error) {
+	return get[Quotas](ctx, c, "/quotas", query("limit", limit, "top", strconv.Itoa(top)))
+}
+
+// ResetQuota forgets what was used of the quota of a limit, or with a source of that of this source.
+func (c *Client) ResetQuota(ctx context.Context, name, source string) error {
+	return c.call(ctx, responseTimeout, http.MethodDelete, limitPath(name)+"/quota", query("source", source), nil, nil)
+}
+
 // Blocks returns the blocked prefixes.
 func (c *Client) Blocks(ctx context.Context) ([]Block, error) {
 	return get[[]Block](ctx, c, "/blocks", nil)

@@ -19,6 +19,7 @@ type Status struct {
 	RolledBack    *Revision `json:"rolled_back,omitempty"`    // the configuration to which an operator has gone back: its files are others
 	SourceErrors  []string  `json:"source_errors,omitempty"`  // mistakes in files of groups or with values as they are now: what was read before is effective
 	ScheduleError string    `json:"schedule_error,omitempty"` // why the values of a schedule could not be applied: those before are effective
+	QuotaError    string    `json:"quota_error,omitempty"`    // why the file of quotas cannot be written: what has not been claimed yet waits
 	StateError    string    `json:"state_error,omitempty"`    // why runtime changes could not be saved: a restart loses them, or restores outdated ones
 
 	EndpointErrors []string     `json:"endpoint_errors,omitempty"` // why the metrics or the dashboard are not served
@@ -308,6 +309,7 @@ type Bucket struct {
 	InFlight       int     `json:"in_flight"`
 	Slots          int     `json:"slots,omitempty"` // connections that may be in flight at this host now, if hosts share the limit or it is adaptive
 	Waiting        int     `json:"waiting"`
+	Quota          *Quota  `json:"quota,omitempty"`
 	Reserved       bool    `json:"reserved"` // the free slot, or the next admission, is reserved for a connection that also waits for other limits
 }
 
@@ -488,4 +490,25 @@ var AdaptiveReasons = map[string]string{
 	"failures":           "a tenth of the connections failed",
 	"failures-stay":      "fewer in flight did not help against failures",
 	"silence":            "nothing was answered for 10s, and all slots were taken",
+}
+
+// Quotas are the quotas of which most is used: GET /v1/quotas.
+type Quotas struct {
+	Total  int     `json:"total"`           // keys of which something was used
+	UsedUp int     `json:"used_up"`         // of these, those of which nothing is left
+	Error  string  `json:"error,omitempty"` // why the file of quotas cannot be written
+	Quotas []Quota `json:"quotas"`
+}
+
+// Quota is what was used of a quota.
+type Quota struct {
+	Limit  string  `json:"limit"`
+	Key    string  `json:"key"`            // "" if the limit has one for all, "others" for keys that are not counted apart
+	Unit   string  `json:"unit"`           // "bytes", "packets" or "connections"
+	Period string  `json:"period"`         // as in the configuration
+	Amount uint64  `json:"amount"`         // of the unit, in the period
+	Used   uint64  `json:"used"`           // more than the amount if that was made smaller, or the limit observes
+	Ends   float64 `json:"ends_seconds"`   // until the period is over, or of a rolling one the present 24th of it
+	Slow   float64 `json:"slow,omitempty"` // bytes/s of what passes when it is used up; 0 if nothing does
+	Waits  bool    `json:"waits"`          // something waits for a claim that is being written
 }

@@ -173,6 +173,13 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 		nextAdmission = gt.nextAdmission(gt.waiting, now)
 	}
 	b.NewParts = share.Parts
+	if l.Quota.Amount > 0 {
+		k.Limit--
+		if budget := p.loop.quotas.find(policy, i, k, now); budget != nil {
+			st := budget.status(l)
+			b.Quota = &st
+		}
+	}
 	if l.NewConnections.N > 0 {
 		b.NextAdmission = nextAdmission.Sub(now).Duration()
 	}

@@ -3,6 +3,7 @@
 package conn
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -33,14 +34,16 @@ type quotas struct {
 	sharing *sharing
 
 	saved   map[string]*quota.Record // in the file, of limits without a quota
-	budgets map[string]*budget      // by name
-	list    []*budget               // the same
-	keys    map[string]int          // how many of budgets a limit has, by its name
-	wanting []*budget               // claims that are not being written
-	removed []string                // records that are over
-	writing bool
+	budgets map[string]*budget       // by name
+	list    []*budget                // the same
+	keys    map[string]int           // how many of budgets a limit has, by its name
+	wanting []*budget                // claims that are not being written
+	removed []string                 // records that are over
 	retry   pacer.Event
 	failing error // why the last write failed, or nil
+
+	writing      bool
+	writingSince leaky.Time
 
 	rolling struct { // the clock of rolling periods
 		at   time.Time  // at the start
@@ -267,7 +270,7 @@ func (qs *quotas) write() {
 	if qs.writing || len(qs.wanting)+len(qs.removed) == 0 {
 		return
 	}
-	qs.writing = true
+	qs.writing, qs.writingSince = true, qs.sharing.clock()
 	claims := qs.wanting[:min(len(qs.wanting), maxClaims)]
 	removed := qs.removed[:min(len(qs.removed), maxClaims)]
 	qs.wanting, qs.removed = slices.Clone(qs.wanting[len(claims):]), slices.Clone(qs.removed[len(removed):])
@@ -363,16 +366,29 @@ const (
 	finishWait  = 20 * time.Millisecond
 )
 
-// Quotas calls f for the quota of every key of which something was used, on the caller's goroutine, and returns why the last
-// write to the file failed, or nil. It looks at them in batches, so as not to delay traffic: some may be in it twice.
-func (p *Proxy) Quotas(f func(*shaper.QuotaStatus)) (failing error) {
+// stuckAfter is how long a write may take before the file counts as failing.
+const stuckAfter = 5 * leaky.Second
+
+// QuotaError returns why the file of quotas cannot be written, or nil.
+func (p *Proxy) QuotaError() (failing error) {
+	p.loop.call(func(now leaky.Time) {
+		qs := p.loop.quotas
+		if failing = qs.failing; qs.writing && now > qs.writingSince+stuckAfter {
+			failing = fmt.Errorf("no answer for %v", (now - qs.writingSince).Duration().Round(time.Second))
+		}
+	})
+	return failing
+}
+
+// Quotas calls f for the quota of every key of which something was used, on the caller's goroutine. It looks at them in batches, so
+// as not to delay traffic: some may be in it twice.
+func (p *Proxy) Quotas(f func(*shaper.QuotaStatus)) {
 	var buffer [inspectBatch]shaper.QuotaStatus
 	for at := -1; at != 0; {
 		n, ran := 0, false
 		p.loop.call(func(now leaky.Time) {
 			ran = true
 			qs, policy := p.loop.quotas, p.shaper.Policy()
-			failing = qs.failing
 			if at < 0 || at > len(qs.list) {
 				at = len(qs.list)
 			}
@@ -380,7 +396,7 @@ func (p *Proxy) Quotas(f func(*shaper.QuotaStatus)) (failing error) {
 				b := qs.list[at-1]
 				if i := policy.Find(b.limit); i >= 0 && policy.Limit(i).Quota.Amount > 0 {
 					qs.follow(b, policy.Limit(i), now)
-					buffer[n] = b.status()
+					buffer[n] = b.status(policy.Limit(i))
 					n++
 				}
 			}
@@ -392,14 +408,14 @@ func (p *Proxy) Quotas(f func(*shaper.QuotaStatus)) (failing error) {
 			f(&buffer[i])
 		}
 	}
-	return failing
 }
 
-func (b *budget) status() shaper.QuotaStatus {
+// status returns the state of b, of limit l.
+func (b *budget) status(l *shaper.Limit) shaper.QuotaStatus {
 	_, key, _ := strings.Cut(b.name, "|")
 	q := b.Quota()
 	return shaper.QuotaStatus{
-		Limit: b.limit, Key: key, Quota: q, Used: b.Used(), Claimed: b.Ready(), Ends: b.End().Sub(b.quotas.now(&q.Period)),
+		Limit: b.limit, Key: strings.ReplaceAll(key, "|", ", "), Quota: q, Slow: l.QuotaSlow, Used: b.Used(), Claimed: b.Ready(), Ends: b.End().Sub(b.quotas.now(&q.Period)),
 		Others: b.name == b.limit+othersSuffix, Waiting: len(b.queues)+len(b.gates) > 0 && b.Left() > 0,
 	}
 }

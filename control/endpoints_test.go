@@ -187,6 +187,11 @@ var endpoints = map[string]endpoint{
 			{at: "?top=-1", code: 400},
 		},
 	},
+	"GET /v1/quotas": {
+		says: "Quotas of which the largest parts are used", answer: api.Quotas{}, errors: []int{400},
+		query: map[string]param{"limit": text("Only quotas of this limit."), "top": topSchema(100, 10000)},
+		asks:  []ask{{code: 200}, {at: "?limit=aq&top=1", code: 200}, {at: "?top=0", code: 400}},
+	},
 	"GET /v1/downstreams": {says: "The downstreams of all listeners", answer: []api.DownstreamStatus{}, asks: []ask{{code: 200}}},
 	"GET /v1/explain": {
 		says: "Limits and verdict for a hypothetical connection or packet", answer: api.Explanation{}, errors: []int{422},
@@ -236,6 +241,11 @@ var endpoints = map[string]endpoint{
 	"DELETE /v1/limits/{limit}/bucket": {
 		says: "Forget what the bucket of a limit owes", answer: api.Limit{}, errors: []int{400, 404, 422, 500, 503},
 		query: map[string]param{"source": text("Address of the source whose bucket it is; without it, the limit has one for all.")},
+		asks:  []ask{{code: 200}, {at: "?source=192.0.2.1", code: 200}, {at: "?source=192.0.2.0/24", code: 400, fine: true}, unknownLimit, rejected, daemonFails, whileStopping},
+	},
+	"DELETE /v1/limits/{limit}/quota": {
+		says: "Forget what was used of the quota of a limit", answer: api.Limit{}, errors: []int{400, 404, 422, 500, 503},
+		query: map[string]param{"source": text("Address of the source whose quota it is; without it, the limit has one for all.")},
 		asks:  []ask{{code: 200}, {at: "?source=192.0.2.1", code: 200}, {at: "?source=192.0.2.0/24", code: 400, fine: true}, unknownLimit, rejected, daemonFails, whileStopping},
 	},
 	"POST /v1/blocks": {

@@ -64,6 +64,10 @@ func (d *fakeDaemon) ResetBucket(_ context.Context, limit string, _ netip.Addr) 
 	return d.record("reset " + limit)
 }
 
+func (d *fakeDaemon) ResetQuota(_ context.Context, limit string, _ netip.Addr) error {
+	return d.record("reset quota of " + limit)
+}
+
 func (d *fakeDaemon) SetLimit(_ context.Context, limit string, _ netip.Prefix, _ map[string]string, _ time.Duration, _ bool) error {
 	return d.record("set " + limit)
 }

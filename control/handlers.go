@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -49,6 +50,12 @@ func (a *handlers) getKeys(w http.ResponseWriter, q *http.Request) {
 	}
 	if n, ok := topParam(w, q, 20, topk.Size); ok {
 		writeJSON(w, http.StatusOK, a.keys(p, i, sort, n))
+	}
+}
+
+func (a *handlers) getQuotas(w http.ResponseWriter, q *http.Request) {
+	if n, ok := topParam(w, q, 100, 10_000); ok {
+		writeJSON(w, http.StatusOK, a.quotas(q.URL.Query().Get("limit"), n))
 	}
 }
 
@@ -173,19 +180,22 @@ func (a *handlers) unsetLimit(w http.ResponseWriter, q *http.Request) {
 	a.getLimit(w, q)
 }
 
-func (a *handlers) resetBucket(w http.ResponseWriter, q *http.Request) {
-	var source netip.Addr
-	if text := q.URL.Query().Get("source"); text != "" {
-		var err error
-		if source, err = netip.ParseAddr(text); err != nil || source.Zone() != "" {
-			badRequest(w, "source: %q is not an address", text)
+// reset returns a handler that calls forget for a limit, or a source of it.
+func (a *handlers) reset(forget func(d Daemon, ctx context.Context, limit string, source netip.Addr) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, q *http.Request) {
+		var source netip.Addr
+		if text := q.URL.Query().Get("source"); text != "" {
+			var err error
+			if source, err = netip.ParseAddr(text); err != nil || source.Zone() != "" {
+				badRequest(w, "source: %q is not an address", text)
+				return
+			}
+		}
+		if _, i := a.findLimit(w, q); i < 0 || writeError(w, forget(a.Daemon, q.Context(), q.PathValue("limit"), source.Unmap())) {
 			return
 		}
+		a.getLimit(w, q)
 	}
-	if _, i := a.findLimit(w, q); i < 0 || writeError(w, a.Daemon.ResetBucket(q.Context(), q.PathValue("limit"), source.Unmap())) {
-		return
-	}
-	a.getLimit(w, q)
 }
 
 func (a *handlers) block(w http.ResponseWriter, q *http.Request) {

@@ -102,6 +102,7 @@ type Daemon interface {
 	Revisions(ctx context.Context) ([]api.Revision, error)
 	Rollback(ctx context.Context, revision string) error
 	ResetBucket(ctx context.Context, limit string, source netip.Addr) error
+	ResetQuota(ctx context.Context, limit string, source netip.Addr) error
 	SetLimit(ctx context.Context, limit string, sources netip.Prefix, set map[string]string, d time.Duration, untilReload bool) error
 	UnsetLimit(ctx context.Context, limit string, sources netip.Prefix, keys []string) error // without keys, all of them
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
@@ -245,6 +246,7 @@ func (a *handlers) routes() []route {
 		{"GET /v1/explain", Reader, a.getExplain},
 		{"GET /v1/shared", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.shared()) }},
 		{"GET /v1/blocks", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.blocks()) }},
+		{"GET /v1/quotas", Reader, a.getQuotas},
 		{"GET /v1/revisions", Reader, a.getRevisions},
 		{"GET /v1/events", Reader, a.getEvents},
 		{"GET /v1/history", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.Monitor.History()) }},
@@ -254,7 +256,8 @@ func (a *handlers) routes() []route {
 
 		{"PATCH /v1/limits/{limit}", Admin, a.setLimit},
 		{"DELETE /v1/limits/{limit}/override", Admin, a.unsetLimit},
-		{"DELETE /v1/limits/{limit}/bucket", Admin, a.resetBucket},
+		{"DELETE /v1/limits/{limit}/bucket", Admin, a.reset(Daemon.ResetBucket)},
+		{"DELETE /v1/limits/{limit}/quota", Admin, a.reset(Daemon.ResetQuota)},
 		{"POST /v1/blocks", Admin, a.block},
 		{"DELETE /v1/blocks", Admin, a.unblock},
 		{"PUT /v1/bypass", Admin, a.bypass},

@@ -14,6 +14,7 @@ const MaxQuotaKeys = 50_000
 type QuotaStatus struct {
 	Limit, Key string
 	Quota      quota.Quota
+	Slow       uint64        // bit/s when it is used up; 0 if nothing passes then
 	Used       uint64        // may be more than the amount, if that was changed
 	Claimed    uint64        // of what is left, in the file: lost in a crash
 	Ends       time.Duration // until the present slot is over: then all of it is free again, or, of a rolling period, a part

@@ -76,7 +76,8 @@ type BucketState struct {
 	// new connections. With 0 parts the delay is years.
 	Parts, NewParts uint32
 
-	InFlight, Waiting int  // connections
-	Slots             int  // of a shared or an adaptive limit: connections that may be in flight at this host now
-	Reserved          bool // the free slot or admission is reserved for a waiter that also needs those of other limits
+	InFlight, Waiting int          // connections
+	Slots             int          // of a shared or an adaptive limit: connections that may be in flight at this host now
+	Quota             *QuotaStatus // nil if the limit has none, or nothing was used of it
+	Reserved          bool         // the free slot or admission is reserved for a waiter that also needs those of other limits
 }

@@ -40,6 +40,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectReloads(to)
 	c.collectOverrides(to)
 	c.collectShared(to)
+	c.collectQuotas(to, policy)
 	b := c.Shaper.TableUsage()
 	to.gauge(bucketEntries, float64(b.Entries))
 	to.gauge(bucketCapacity, float64(b.Capacity))
@@ -119,6 +120,37 @@ func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 			to.counter(limitMarked, s.Marked.Load(), l.Name)
 		}
 	}
+}
+
+func (c *Collector) collectQuotas(to sink, policy *shaper.Policy) {
+	if policy.Quotas() == 0 {
+		return
+	}
+	type usage struct {
+		most       float64
+		keys, over int
+	}
+	usages := map[string]*usage{}
+	for i := range policy.Quotas().All {
+		usages[policy.Limit(i).Name] = &usage{}
+	}
+	c.Proxy.Quotas(func(q *shaper.QuotaStatus) {
+		u := usages[q.Limit]
+		if u == nil {
+			return // the policy was changed
+		}
+		u.keys++
+		u.most = max(u.most, float64(q.Used)/float64(q.Quota.Amount))
+		if q.Used >= q.Quota.Amount {
+			u.over++
+		}
+	})
+	for limit, u := range usages {
+		to.gauge(quotaUsed, u.most, limit)
+		to.gauge(quotaKeys, float64(u.keys), limit)
+		to.gauge(quotaUsedUp, float64(u.over), limit)
+	}
+	to.gauge(quotaFileUp, boolValue(c.Proxy.QuotaError() == nil))
 }
 
 func (c *Collector) collectListeners(to sink, policy *shaper.Policy) {

@@ -87,6 +87,11 @@ var (
 	limitAllowed    = desc("limit_sigma_allowed_bytes", "Allowed excess: burst, one unit, and the catch-up after a late wake-up.", "limit")
 	limitViolations = desc("limit_conformance_violations_total", "Units that left a bucket of the limit beyond the allowed excess.", "limit")
 
+	quotaUsed   = desc("quota_used_ratio", "Part of its quota that the key with the most has used in the present period.", "limit")
+	quotaKeys   = desc("quota_keys", "Keys of which something of the quota was used in the present period.", "limit")
+	quotaUsedUp = desc("quota_used_up_keys", "Keys whose quota is used up.", "limit")
+	quotaFileUp = desc("quota_file_up", "0 if the file of quotas cannot be written: what has not been claimed yet waits.")
+
 	bypassOn        = desc("bypass", "1 while bypass is on: every limit observes.")
 	overriddenKeys  = desc("overrides", "Number of limit keys that operators override at runtime.")
 	blockedPrefixes = desc("blocked_prefixes", "Number of blocked source prefixes.")

@@ -25,6 +25,11 @@ type Proxy interface {
 	// Downstreams returns the state of all downstreams, and Listeners that of all listeners.
 	Downstreams() []shaper.DownstreamStatus
 	Listeners() []shaper.ListenerStatus
+
+	// Quotas calls a function for the quota of each key of which something was used; for some perhaps twice. QuotaError returns
+	// why the file of quotas cannot be written, or nil.
+	Quotas(func(*shaper.QuotaStatus))
+	QuotaError() error
 }
 
 // Packets is the packet plane, or none.

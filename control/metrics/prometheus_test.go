@@ -17,6 +17,7 @@ import (
 	"shaperd.dev/shaperd/control/metrics"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/quota"
 )
 
 // The files for Prometheus and Grafana.
@@ -30,7 +31,7 @@ const (
 func scraped(t *testing.T) string {
 	t.Helper()
 	s := fakes.Shaper(t, 2)
-	limits := []shaper.Limit{{Name: "aa", Rate: 8e6, MaxConnections: 7}, {Name: "an", NewConnections: shaper.Frequency{N: 5, Per: time.Minute}, Shared: true}, {Name: "as", NewConnections: shaper.Frequency{N: 5, Per: time.Minute}, Algorithm: shaper.SlidingLog}, {Name: "ak", Key: shaper.KeyPort, Rate: 8e6}, {Name: "ab", Rate: 8e6, Observe: true}, {Name: "at", Rate: 8e6, Match: shaper.Match{Attach: []string{"uplink"}}}}
+	limits := []shaper.Limit{{Name: "aa", Rate: 8e6, MaxConnections: 7}, {Name: "an", NewConnections: shaper.Frequency{N: 5, Per: time.Minute}, Shared: true}, {Name: "as", NewConnections: shaper.Frequency{N: 5, Per: time.Minute}, Algorithm: shaper.SlidingLog}, {Name: "ak", Key: shaper.KeyPort, Rate: 8e6}, {Name: "aq", Key: shaper.KeyPort, Quota: quota.Quota{Amount: 1000, Period: quota.Period{Calendar: quota.Day}}}, {Name: "ab", Rate: 8e6, Observe: true}, {Name: "at", Rate: 8e6, Match: shaper.Match{Attach: []string{"uplink"}}}}
 	p, err := s.Compile(limits, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}}}, []shaper.Attachment{{Name: "uplink"}}, nil, false)
 	if err != nil {
 		t.Fatal(err)

@@ -17,9 +17,10 @@ import (
 // log names both.
 func TestAuditLog_RecordsEveryChange(t *testing.T) {
 	listen, downstream := testutil.FreeAddr(t, "tcp"), testutil.ServeTCP(t, testutil.Echo)
-	config := writeConfig(t, "", configText(listen, "", downstream, "1MB/s"))
+	const aDay = "[[limit]]\nname = \"a-day\"\nkey = [\"source\"]\nquota = \"1GB/day\"\n"
+	config := writeConfig(t, "", configText(listen, "", downstream, "1MB/s")+aDay)
 	s := startControlled(t, config, "--state", filepath.Join(filepath.Dir(config), "state"))
-	writeConfig(t, config, configText(listen, "", downstream, "3MB/s"))
+	writeConfig(t, config, configText(listen, "", downstream, "3MB/s")+aDay)
 	s.must("reload")
 	testutil.WaitFor(t, "another revision", func() bool {
 		out, err := s.verb("revisions")
@@ -42,6 +43,7 @@ func TestAuditLog_RecordsEveryChange(t *testing.T) {
 		{"set limit per-source rate=2MB/s", "limit overridden by operator"},
 		{"unset limit per-source", "limit override removed by operator"},
 		{"reset per-source --source 192.0.2.1", "bucket reset by operator"},
+		{"quota reset a-day --source 192.0.2.1", "quota reset by operator"},
 		{"observe per-source", `set="observe=true"`},
 		{"enforce per-source", `set="observe=false"`},
 		{"block 192.0.2.1", "prefix blocked by operator"},

@@ -227,6 +227,11 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 			p.Line("%s: bottleneck is %q.", b.Resource, b.Limit)
 		}
 	}
+	for _, l := range x.Limits {
+		if l.Bucket != nil && l.Bucket.Quota != nil {
+			p.Line("%s", quotaText(l.Bucket.Quota))
+		}
+	}
 	if len(x.Connections) > 0 {
 		p.Line("")
 		p.Table(connectionsTable(x.Connections))

@@ -190,6 +190,9 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 	if s.ScheduleError != "" {
 		p.Line("%s", p.Red("OLD VALUES are in use, as those of a schedule could not be applied: "+api.Printable(s.ScheduleError)))
 	}
+	if s.QuotaError != "" {
+		p.Line("%s", p.Red("QUOTAS WAIT, as their file cannot be written: "+api.Printable(s.QuotaError)))
+	}
 	if s.StateError != "" {
 		p.Line("%s", p.Red(unsavedText(s)))
 	}

@@ -312,30 +312,54 @@ func (s *server) errNotSet(target, what string) error {
 // ResetBucket forgets what the bucket of a limit owes, or with a valid source that of the bucket of this source.
 func (s *server) ResetBucket(ctx context.Context, limit string, source netip.Addr) error {
 	return s.withAudit(ctx, func(context.Context) error {
-		p := s.shaper.Policy()
-		i := p.Find(limit)
-		if i < 0 {
-			return &notFoundError{fmt.Errorf("unknown limit %q", limit)}
+		p, i, k, err := s.keyToReset(limit, source)
+		if err != nil {
+			return err
 		}
-		l := p.Limit(i)
-		switch {
-		case l.Shared:
+		if l := p.Limit(i); l.Shared {
 			return &refusedError{fmt.Errorf("hosts share limit %q: what one forgets, others know", limit)}
-		case l.Key != 0 && l.Key != shaper.KeySource:
-			return &refusedError{fmt.Errorf("limit %q has a bucket for each %v: only those by source, or one for all, can be reset", limit, l.Key)}
-		case l.Key == 0 && source.IsValid():
-			return &refusedError{fmt.Errorf("limit %q has one bucket for all sources: leave out the source", limit)}
-		case l.Key != 0 && !source.IsValid():
-			return &refusedError{fmt.Errorf("limit %q has a bucket for each source: name one with --source", limit)}
-		}
-		k := p.KeyOf(i, source)
-		if !l.InPacketPlane() {
+		} else if !l.InPacketPlane() {
 			s.proxy.ForgetBucket(i, k)
 		} else if !s.plane.forgetBucket(i, k) {
 			return &refusedError{fmt.Errorf("the bucket of limit %q cannot be reset: other limits delay its packets differently", limit)}
 		}
 		return nil
 	}, "bucket reset by operator", "limit", limit, "source", source.String())
+}
+
+// ResetQuota forgets what was used of the quota of a limit, or with a valid source of that of this source.
+func (s *server) ResetQuota(ctx context.Context, limit string, source netip.Addr) error {
+	return s.withAudit(ctx, func(context.Context) error {
+		p, i, k, err := s.keyToReset(limit, source)
+		switch {
+		case err != nil:
+			return err
+		case p.Limit(i).Quota.Amount == 0:
+			return &refusedError{fmt.Errorf("limit %q has no quota", limit)}
+		}
+		s.proxy.ResetQuota(i, k)
+		return nil
+	}, "quota reset by operator", "limit", limit, "source", source.String())
+}
+
+// keyToReset returns the key of a limit for a source, or without one if the limit has one bucket for all.
+func (s *server) keyToReset(limit string, source netip.Addr) (p *shaper.Policy, i int, k shaper.Key, err error) {
+	p = s.shaper.Policy()
+	if i = p.Find(limit); i < 0 {
+		return p, i, k, &notFoundError{fmt.Errorf("unknown limit %q", limit)}
+	}
+	switch l := p.Limit(i); {
+	case l.Key != 0 && l.Key != shaper.KeySource:
+		err = fmt.Errorf("limit %q has a bucket for each %v: only those by source, or one for all, can be reset", limit, l.Key)
+	case l.Key == 0 && source.IsValid():
+		err = fmt.Errorf("limit %q has one bucket for all sources: leave out the source", limit)
+	case l.Key != 0 && !source.IsValid():
+		err = fmt.Errorf("limit %q has a bucket for each source: name one with --source", limit)
+	}
+	if err != nil {
+		return p, i, k, &refusedError{err}
+	}
+	return p, i, p.KeyOf(i, source), nil
 }
 
 // Block blocks a prefix. It never shortens an existing block: a script that blocks for ten

@@ -73,7 +73,11 @@ func (s *server) addBuckets(x *explain.Explanation, p *shaper.Policy) {
 		if at.Mode == shaper.Observe.String() {
 			continue
 		}
-		waits := l.Rate != 0 || l.Packets.N != 0
+		if q := b.Quota; q != nil && q.Used >= q.Quota.Amount && q.Slow == 0 {
+			worse(l, shaper.Refuse, shaper.QuotaUsed, q.Ends)
+			continue
+		}
+		waits := l.Paces()
 		switch {
 		case waits && b.NextDeparture > l.MaxDelay && (x.Attach != nil || x.Flow.Protocol == shaper.UDP):
 			worse(l, shaper.Refuse, shaper.QueueFull, b.NextDeparture)

@@ -24,6 +24,13 @@ const (
 	Connections             // TCP connections and UDP flows
 )
 
+func (u Unit) String() string {
+	if u > Connections {
+		return fmt.Sprintf("unit %d", u)
+	}
+	return [...]string{"bytes", "packets", "connections"}[u]
+}
+
 // Quota is an amount for each period. The zero Quota is none. Quotas are comparable.
 type Quota struct {
 	Amount uint64 // 0 is no quota, at most MaxAmount

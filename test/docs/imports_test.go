@@ -34,7 +34,7 @@ var allowed = map[string][]string{
 	"bpf/internal/attach":    {"shaper"},
 	"api":                    nil,
 	"control":                {"api", "control/metrics", "control/monitor", "control/web", "leaky", "leaky/pacer", "shaper", "shaper/topk"},
-	"control/internal/fakes": {"api", "control/metrics", "leaky", "leaky/pacer", "shaper"},
+	"control/internal/fakes": {"api", "control/metrics", "leaky", "leaky/pacer", "shaper", "shaper/quota"},
 	"control/metrics":        {"api", "control/monitor", "leaky", "leaky/pacer", "shaper"},
 	"control/web":            nil,
 	"control/monitor":        {"api", "leaky", "shaper"},

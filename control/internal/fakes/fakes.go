@@ -2,6 +2,7 @@
 package fakes
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/quota"
 )
 
 // Shaper returns a shaper with every counter of every limit in use.
@@ -49,6 +51,17 @@ func (Proxy) Lateness() (counts [len(pacer.LatenessBounds) + 1]uint64, sum time.
 	counts[0], counts[len(counts)-1] = 3, 1
 	return counts, 70 * time.Millisecond
 }
+
+// Quotas implements [metrics.Proxy].
+func (Proxy) Quotas(f func(*shaper.QuotaStatus)) {
+	month := quota.Quota{Amount: 1000, Period: quota.Period{Calendar: quota.Month, Zone: "UTC"}}
+	for i, used := range []uint64{250, 1000} {
+		f(&shaper.QuotaStatus{Limit: "aq", Key: fmt.Sprintf("source=192.0.2.%d/32", i+1), Quota: month, Used: used, Ends: time.Hour})
+	}
+}
+
+// QuotaError implements [metrics.Proxy].
+func (Proxy) QuotaError() error { return nil }
 
 // DecisionTimes implements [metrics.Proxy].
 func (Proxy) DecisionTimes() (bounds []time.Duration, counts []uint64, sum time.Duration) {
