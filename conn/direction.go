@@ -149,7 +149,8 @@ func (d *direction) refused(q *queue, why shaper.Reason) {
 		q.state.Connections.Add(shaper.Refuse, why, 1)
 		recordRefusal(s.proxy.shaper, q.state, q.key, s.flow.Source, now)
 		s.proxy.trafficLog.warn("connection ended: "+why.String(), "limit", q.state.Name, "listener", s.name, "source", s.flow.Source)
-		s.abort(shaper.QuotaOver, now)
+		s.stopRelaying(now)
+		s.resetWhenAcked(shaper.QuotaOver, now, &s.client, &s.server)
 	})
 }
 

@@ -24,7 +24,7 @@ const (
 
 // send moves one grant.
 func (d *direction) send(now leaky.Time) (bytes, packets uint64, requeue bool) {
-	if d.shares != 0 && d.shares != versionOf(d.unit.path) {
+	if d.shares != versionOf(d.unit.path) {
 		d.setGrant()
 	}
 	d.sizeGrant()

@@ -55,7 +55,7 @@ type Proxy struct {
 	statsSampler statsSampler
 }
 
-// Options are what a proxy needs. Required are Shaper, Clock, Log and TrafficLog.
+// Options are what a proxy needs. All fields are required, except OnShort.
 type Options struct {
 	Shaper *shaper.Shaper // whose policy the proxy enforces
 	Clock  *pacer.Clock
@@ -63,8 +63,6 @@ type Options struct {
 	// Log gets changes of state. TrafficLog gets the access log and, rate limited, what sources cause.
 	// The handlers of both must not block: the thread that moves bytes logs too.
 	Log, TrafficLog *slog.Logger
-
-	Wall func() time.Time // the wall clock, or nil for that of the system
 
 	// OnShort is called when units have begun to wait for parts of a shared bucket, and when the last
 	// report was made they did not. It must not block: the thread that moves bytes calls it.
@@ -87,7 +85,7 @@ func New(o Options) (*Proxy, error) {
 	p.resolver = newResolver(p.trafficLog, func() { l.post(p.wakeAll) })
 	p.admission, l.sharing.onShort = l.sharing.admission, o.OnShort
 	p.admission.yieldIdle = p.yieldIdle
-	l.quotas = newQuotas(o.Wall, l)
+	l.quotas = newQuotas(l)
 	l.scheduler.quotas, p.admission.budgets = l.quotas, l.quotas
 	go l.run()
 	return p, nil

@@ -68,14 +68,10 @@ type budget struct {
 // othersSuffix is that of the name of the budget that later keys of a limit share.
 const othersSuffix = "|others"
 
-// newQuotas returns the quotas of a loop, by a wall clock; nil is that of the system.
-func newQuotas(wall func() time.Time, l *loop) *quotas {
+func newQuotas(l *loop) *quotas {
 	qs := &quotas{
-		wall: wall, boot: l.clock.Boot, post: l.post, wheel: &l.pacer.Wheel, sharing: l.sharing,
+		wall: time.Now, boot: l.clock.Boot, post: l.post, wheel: &l.pacer.Wheel, sharing: l.sharing,
 		budgets: map[string]*budget{}, keys: map[string]int{},
-	}
-	if wall == nil {
-		qs.wall = time.Now
 	}
 	qs.retry.Fire = func(leaky.Time) { qs.write() }
 	qs.rolling.at, qs.rolling.boot = qs.wall(), qs.boot()
@@ -123,34 +119,34 @@ func (qs *quotas) now(p *quota.Period) time.Time {
 
 // find returns the budget of a key of limit i, or nil if nothing was used there.
 func (qs *quotas) find(p *shaper.Policy, i int, key shaper.Key, now leaky.Time) *budget {
-	name := p.ShareName(key)
-	b := qs.budgets[name]
-	if b == nil && qs.keys[p.Limit(i).Name] >= shaper.MaxQuotaKeys {
-		b = qs.budgets[p.Limit(i).Name+othersSuffix]
+	l := p.Limit(i)
+	b := qs.budgets[qs.nameFor(p, l, key)]
+	if b != nil {
+		qs.follow(b, l, now)
 	}
-	if b == nil {
-		return nil
-	}
-	qs.follow(b, p.Limit(i), now)
 	return b
 }
 
 // open returns the budget of a key of limit i, for a queue or a gate, which closes it.
 func (qs *quotas) open(p *shaper.Policy, i int, key shaper.Key, now leaky.Time) *budget {
-	b := qs.find(p, i, key, now)
+	l := p.Limit(i)
+	name := qs.nameFor(p, l, key)
+	b := qs.budgets[name]
 	if b == nil {
-		l := p.Limit(i)
-		name := p.ShareName(key)
-		if l.Key != 0 && qs.keys[l.Name] >= shaper.MaxQuotaKeys && !qs.makeRoom(l.Name) {
-			name = l.Name + othersSuffix
-		}
-		if b = qs.budgets[name]; b == nil {
-			b = qs.add(name, l)
-		}
-		qs.follow(b, l, now)
+		b = qs.add(name, l)
 	}
+	qs.follow(b, l, now)
 	b.refs++
 	return b
+}
+
+// nameFor returns the name of the budget of a key of l.
+func (qs *quotas) nameFor(p *shaper.Policy, l *shaper.Limit, key shaper.Key) string {
+	name := p.ShareName(key)
+	if l.Key != 0 && qs.budgets[name] == nil && qs.keys[l.Name] >= shaper.MaxQuotaKeys && !qs.makeRoom(l.Name) {
+		return l.Name + othersSuffix
+	}
+	return name
 }
 
 // add adds the budget with a name, of limit l.
@@ -345,7 +341,7 @@ func (qs *quotas) finish() (records map[string]*quota.Record, ok bool) {
 func (p *Proxy) closeQuotas() {
 	for range finishTries {
 		var records map[string]*quota.Record
-		var ok bool
+		ok := true // if the loop has ended
 		p.loop.call(func(leaky.Time) { records, ok = p.loop.quotas.finish() })
 		if ok {
 			if len(records) > 0 {

@@ -46,10 +46,14 @@ func (sc *scheduler) ration(h *hop, u *unit, now leaky.Time) rationing {
 		need = min(need, left)
 	}
 	ready := b.Ready()
-	if !u.droppable && ready >= minGrant {
+	if !u.droppable && ready >= min(need, minGrant) {
 		need = min(need, ready)
 	}
 	if ready < need {
+		if !u.droppable {
+			need = min(need, minGrant)
+		}
+		b.Need(need)
 		sc.quotas.want(b)
 		if !slices.Contains(b.queues, h.queue) {
 			b.queues = append(b.queues, h.queue)
@@ -107,7 +111,7 @@ func (sc *scheduler) slowDown(q *queue, now leaky.Time) {
 	}
 }
 
-// setSlow makes q slow, or ends that. Its bucket keeps its backlog.
+// setSlow makes q slow, or ends that. Its bucket keeps its backlog at a rate.
 func (sc *scheduler) setSlow(q *queue, l *shaper.Limit, slow bool, now leaky.Time) {
 	was := q.shape
 	q.shape, q.slow = q.whole, nil
@@ -115,7 +119,9 @@ func (sc *scheduler) setSlow(q *queue, l *shaper.Limit, slow bool, now leaky.Tim
 		shape := l.SlowShape(q.whole)
 		q.shape, q.slow = &shape, &shape
 	}
-	q.bucket.Rescale(was, q.shape, now)
+	if q.bucket.Rescale(was, q.shape, now); slow && l.Rate == 0 && l.Packets.N == 0 {
+		q.bucket = leaky.Bucket{} // there was no rate
+	}
 	sc.reshaped(q, now)
 }
 

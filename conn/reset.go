@@ -24,20 +24,32 @@ const (
 // given for it: a reset discards the rest. No bytes move any more.
 func (s *session) resetWhenSent(now leaky.Time) {
 	s.stopRelaying(now)
-	s.dropUnsent()
-	s.stage, s.server.failed = stageResetting, true
+	s.server.failed = true
 	if s.turn != nil {
 		s.turn.serverFailed(now)
 	}
+	s.resetWhenAcked(shaper.ResetByServer, now, &s.client)
+}
+
+// resetWhenAcked resets s, which relays no more, once those of to have received what the kernel was given for them.
+func (s *session) resetWhenAcked(how shaper.Ending, now leaky.Time, to ...*endpoint) {
+	s.dropUnsent()
+	s.stage = stageResetting
+	unacked := func() (sum int) {
+		for _, e := range to {
+			sum += sock.Unacked(e.fd)
+		}
+		return sum
+	}
 	wait := resetCheck
-	left, progress, start := sock.Unacked(s.client.fd), now, now
+	left, progress, start := unacked(), now, now
 	s.timer.Fire = func(now leaky.Time) {
 		was := left
-		if left = sock.Unacked(s.client.fd); left < was {
+		if left = unacked(); left < was {
 			progress = now
 		}
 		if left == 0 || now >= progress+resetStall || now >= start+resetTimeout {
-			s.abort(shaper.ResetByServer, now)
+			s.abort(how, now)
 			return
 		}
 		s.proxy.loop.pacer.ScheduleCoarse(&s.timer, now+wait)

@@ -54,7 +54,7 @@ const (
 	stageDialing
 	stageRelaying
 	stageRefusing  // refused, lingering close
-	stageResetting // the downstream has failed, and what it sent is yet to arrive
+	stageResetting // to be reset when what was sent has arrived: the downstream has failed, or a quota is used up
 	stageEnded
 )
 

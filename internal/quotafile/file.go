@@ -1,8 +1,8 @@
 // Package quotafile keeps what is claimed of quotas in a file, safe from a crash.
 //
-// The file has a line for each record that was written, with its checksum: the last line of a name counts. Lines are appended, and
-// from time to time the file is written anew without those that count no more. A line that a crash left unfinished is at the end, and
-// was never in use; so it is cut off. Anything else that is wrong is an error: a quota must not begin again.
+// After its first line the file has one for each write, with a checksum and all records that were written: the last record of a name
+// counts. Lines are appended, and from time to time the file is written anew with the records that count. A line that a crash left
+// unfinished is at the end, and was never in use; so it is cut off. Anything else that is wrong is an error: a quota must not begin again.
 //
 // An embedded database was tried first. bbolt ends the process when its file was cut short, and needs two syncs for each write; this
 // needs one.
@@ -33,12 +33,15 @@ type File struct {
 	lock   *os.File
 	file   *os.File                 // nil if it has to be written anew
 	size   int64                    // of the whole lines
-	lines  int                      // that count or not
+	total  int                      // records in them, that count or not
 	live   map[string]*quota.Record // those that count
 }
 
-// line is one line of the file, after its checksum.
-type line struct {
+// header is the first line.
+const header = "shaperd quotas 1"
+
+// entry is a record in a line, which after its checksum is an array of them.
+type entry struct {
 	Name   string
 	Record *quota.Record // nil if it was removed
 }
@@ -46,10 +49,16 @@ type line struct {
 // maxSize is the maximum size of the file: 50,000 keys of rolling quotas take 20 MB.
 const maxSize = 1 << 30
 
-// rewriteLines is how many lines that count no more the file has at most for each that does, and some.
+// How many records the file has at most for each that counts, and some, before it is written anew.
 const (
 	rewriteRatio = 4
 	rewriteSlack = 10_000
+)
+
+// How long Open waits for another process to close the file.
+const (
+	lockTimeout = 2 * time.Second
+	lockRetry   = 10 * time.Millisecond
 )
 
 var table = crc32.MakeTable(crc32.Castagnoli)
@@ -74,8 +83,14 @@ func Open(path string, now time.Time) (_ *File, _ map[string]*quota.Record, err 
 	if f.lock, err = os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, nil, err
 	}
-	if err := unix.Flock(int(f.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, nil, fmt.Errorf("another process has it open: %w", err)
+	for wait := lockTimeout; ; wait -= lockRetry { // a process that was killed may be about to end
+		if err = unix.Flock(int(f.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			break
+		}
+		if err != unix.EWOULDBLOCK && err != unix.EINTR || wait <= 0 {
+			return nil, nil, fmt.Errorf("another process has it open: %w", err)
+		}
+		time.Sleep(lockRetry)
 	}
 	if err := os.Remove(path + ".next"); err != nil && !errors.Is(err, os.ErrNotExist) { // a crash left it
 		return nil, nil, err
@@ -110,17 +125,26 @@ func (f *File) read() error {
 	if len(text) > maxSize {
 		return fmt.Errorf("has more than %d bytes", maxSize)
 	}
-	for len(text) > 0 {
+	if len(text) == 0 {
+		return nil
+	}
+	const advice = "what was used is not known: restore the file, or remove it to begin all quotas again"
+	text, ok := bytes.CutPrefix(text, []byte(header+"\n"))
+	if !ok {
+		return errors.New("line 1 is damaged, or this is another file; " + advice)
+	}
+	for n := 2; len(text) > 0; n++ {
 		one, rest, whole := bytes.Cut(text, []byte{'\n'})
-		l, err := parse(one)
+		entries, err := parse(one)
 		if err != nil || !whole {
 			if isUnfinished(rest) {
 				return nil
 			}
-			return fmt.Errorf("line %d is damaged: %w; what was used is not known: restore the file, or remove it to begin all quotas again", f.lines+1, err)
+			return fmt.Errorf("line %d is damaged: %w; %s", n, err, advice)
 		}
-		f.lines++
-		f.put(l.Name, l.Record)
+		for _, e := range entries {
+			f.put(e.Name, e.Record)
+		}
 		text = rest
 	}
 	return nil
@@ -136,21 +160,26 @@ func isUnfinished(rest []byte) bool {
 	return true
 }
 
-func parse(text []byte) (l line, err error) {
+func parse(text []byte) (entries []entry, err error) {
 	sum, body, ok := bytes.Cut(text, []byte{' '})
 	want, err := strconv.ParseUint(string(sum), 16, 32)
 	switch {
 	case !ok || err != nil:
-		return l, errors.New("it has no checksum")
+		return nil, errors.New("it has no checksum")
 	case uint32(want) != crc32.Checksum(body, table):
-		return l, errors.New("its checksum is another")
+		return nil, errors.New("its checksum is another")
 	}
-	err = json.Unmarshal(body, &l)
-	return l, err
+	err = json.Unmarshal(body, &entries)
+	return entries, err
 }
 
-func appendLine(to *bytes.Buffer, name string, r *quota.Record) error {
-	body, err := json.Marshal(line{name, r})
+// appendLine appends a line with records to a text.
+func appendLine(to *bytes.Buffer, records map[string]*quota.Record) error {
+	entries := make([]entry, 0, len(records))
+	for name, r := range records {
+		entries = append(entries, entry{name, r})
+	}
+	body, err := json.Marshal(entries)
 	if err == nil {
 		fmt.Fprintf(to, "%08x %s\n", crc32.Checksum(body, table), body)
 	}
@@ -168,12 +197,10 @@ func (f *File) put(name string, r *quota.Record) {
 // Write implements conn.QuotaStore.
 func (f *File) Write(records map[string]*quota.Record) error {
 	var text bytes.Buffer
-	for name, r := range records {
-		if err := appendLine(&text, name, r); err != nil {
-			return err
-		}
+	if err := appendLine(&text, records); err != nil {
+		return err
 	}
-	if f.file == nil || f.lines+len(records) > rewriteRatio*len(f.live)+rewriteSlack {
+	if f.file == nil || f.total+len(records) > rewriteRatio*len(f.live)+rewriteSlack {
 		if err := f.rewrite(); err != nil {
 			return err
 		}
@@ -191,7 +218,7 @@ func (f *File) Write(records map[string]*quota.Record) error {
 		return err
 	}
 	f.size += int64(text.Len())
-	f.lines += len(records)
+	f.total += len(records)
 	for name, r := range records {
 		f.put(name, r)
 	}
@@ -201,10 +228,9 @@ func (f *File) Write(records map[string]*quota.Record) error {
 // rewrite writes the file anew, with the lines that count.
 func (f *File) rewrite() error {
 	var text bytes.Buffer
-	for name, r := range f.live {
-		if err := appendLine(&text, name, r); err != nil {
-			return err
-		}
+	text.WriteString(header + "\n")
+	if err := appendLine(&text, f.live); err != nil {
+		return err
 	}
 	if err := safefile.Write(f.folder, f.name, text.Bytes(), safefile.Ownership{Mode: 0o600, UID: -1}, nil); err != nil {
 		return fmt.Errorf("write quotas: %w", err)
@@ -216,7 +242,7 @@ func (f *File) rewrite() error {
 	if f.file != nil {
 		_ = f.file.Close()
 	}
-	f.file, f.size, f.lines = next, int64(text.Len()), len(f.live)
+	f.file, f.size, f.total = next, int64(text.Len()), len(f.live)
 	return nil
 }
 

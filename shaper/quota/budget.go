@@ -12,6 +12,7 @@ type Budget struct {
 	used       []uint64  // by slot, the present one first
 	before     uint64    // the sum of used but for the present one
 	claimed    uint64    // of the present slot: it is in the file, so it may be used
+	need       uint64    // what a unit needs at once
 	asked      uint64    // what claimed becomes when what is being written is in the file; 0 if nothing is
 	turn       uint64    // grows when what was used so far counts elsewhere, or no more
 }
@@ -130,16 +131,20 @@ func (b *Budget) Return(n, turn uint64) {
 	}
 }
 
+// Need makes the next claim one of n at least: what needs that cannot pass in parts.
+func (b *Budget) Need(n uint64) { b.need = max(b.need, n) }
+
 // WantsClaim reports whether what is claimed will be used up soon, and more is left.
 func (b *Budget) WantsClaim() bool {
-	return b.asked == 0 && b.Left() > b.Ready() && b.Ready() < b.quota.claim()/2+1
+	return b.asked == 0 && b.Left() > b.Ready() && b.Ready() < max(b.quota.claim()/2+1, b.need)
 }
 
 // Claim returns what is to be written to the file for the next claim. One claim is written at a time: until it is in the file, which
 // Claimed is told, there is no other.
 func (b *Budget) Claim() Record {
 	most := max(b.quota.Amount, b.before) - b.before
-	b.asked = max(min(b.used[0]+b.quota.claim(), most), b.claimed, b.used[0])
+	b.asked = max(min(b.used[0]+max(b.quota.claim(), b.need), most), b.claimed, b.used[0])
+	b.need = 0
 	return b.record(b.asked)
 }
 
