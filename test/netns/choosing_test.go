@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"sync"
@@ -26,6 +27,14 @@ func TestChoosing(t *testing.T) {
 		heading string
 		run     func(t *testing.T, r *rush)
 	}{
+		{"Calls", func(t *testing.T, r *rush) {
+			r.open(0, 50)
+			r.expect(40, 40)
+			r.restart()
+			r.open(0, 10)
+			r.open(1, 5)
+			r.expect(45, 45)
+		}},
 		{"Export", func(t *testing.T, r *rush) {
 			r.open(0, 12)
 			passed := r.expect(12, 12)
@@ -67,11 +76,17 @@ func TestChoosing(t *testing.T) {
 				r.mu.Unlock()
 				_, _ = c.Write([]byte{1})
 			})
-			n.shaper.shaperd(t, fmt.Sprintf("[daemon]\npin_path = %q\n", unusedPinPath)+config)
+			config = fmt.Sprintf("[daemon]\npin_path = %q\n", unusedPinPath) + config
+			state := filepath.Join(t.TempDir(), "state")
+			d := n.shaper.shaperd(t, config, "--state", state)
+			r.restart = func() {
+				d.Kill()
+				n.shaper.shaperdWith(t, d.Notify.Stored, config, "--state", state)
+			}
 			tt.run(t, r)
 		})
 	}
-	if len(configs) != 4 {
+	if len(configs) != 5 {
 		t.Errorf("%d configurations", len(configs))
 	}
 }
@@ -80,6 +95,9 @@ func TestChoosing(t *testing.T) {
 type rush struct {
 	t      *testing.T
 	client *host
+
+	restart func() // kills the daemon, and starts another one
+
 	mu     sync.Mutex
 	passed []time.Time // those that the downstream has accepted
 }
