@@ -11,6 +11,7 @@ import (
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/quota"
 )
 
 // BenchmarkScheduler measures one unit through two queues, without sockets.
@@ -98,6 +99,7 @@ func BenchmarkTCP(b *testing.B) {
 		{"direct", false, nil},
 		{"proxy", true, nil},
 		{"limited", true, []shaper.Limit{{Name: "l", Rate: 1e12}}},
+		{"quota", true, []shaper.Limit{{Name: "l", Quota: quota.Quota{Amount: quota.MaxAmount, Period: quota.Period{Calendar: quota.Day}}}}},
 	} {
 		b.Run(tt.name, func(b *testing.B) {
 			const size = 1 << 20
@@ -111,7 +113,10 @@ func BenchmarkTCP(b *testing.B) {
 				}
 			})
 			if tt.proxy {
-				to = start(b, shaper.TCP, to, tt.limits...).addr()
+				r := start(b, shaper.TCP, to)
+				r.proxy.UseQuotas(&memoryFile{records: map[string]*quota.Record{}}, nil)
+				r.apply(tt.limits...)
+				to = r.addr()
 			}
 			c, err := net.Dial("tcp4", to)
 			if err != nil {
