@@ -430,8 +430,9 @@ type LimitHistory struct {
 type Live struct {
 	Status  Status              `json:"status"`
 	Limits  []Limit             `json:"limits"`
-	Talkers map[string][]Talker `json:"talkers"` // by "source", "prefix" and "asn": the top 10 by delay, drops and rate
-	Events  []Event             `json:"events"`  // since the previous event; at first the last 50
+	Quotas  *Quotas             `json:"quotas,omitempty"` // unless no limit has one: the top 10
+	Talkers map[string][]Talker `json:"talkers"`          // by "source", "prefix" and "asn": the top 10 by delay, drops and rate
+	Events  []Event             `json:"events"`           // since the previous event; at first the last 50
 }
 
 // Error is the body of every response that is not a success.

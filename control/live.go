@@ -81,6 +81,7 @@ func (a *handlers) getLive(w http.ResponseWriter, q *http.Request) {
 
 const (
 	liveTalkers = 10 // per sort key
+	liveQuotas  = 10
 	liveEvents  = 50
 )
 
@@ -90,6 +91,10 @@ func (v *view) live(next <-chan struct{}, seen uint64) api.Live {
 	s.mu.Lock()
 	if s.next != next {
 		s.next, s.now = next, api.Live{Status: v.status(), Limits: v.limits(), Talkers: v.topTalkers()}
+		if v.Shaper.Policy().Quotas() != 0 {
+			quotas := v.quotas("", liveQuotas)
+			s.now.Quotas = &quotas
+		}
 	}
 	l := s.now
 	s.mu.Unlock()

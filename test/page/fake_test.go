@@ -129,7 +129,7 @@ func (f *fake) at(t time.Time, i int) api.Live {
 	case "bypass":
 		s.Bypass = &api.Bypass{Since: f.started.Add(3 * time.Hour), Until: &until}
 	case "observe":
-		s.Mode = "observe"
+		s.Mode, live.Quotas = "observe", quotas(12)
 	case "shared", "alone":
 		s.Shared = f.shared(t)
 	case "unavailable":
@@ -140,6 +140,7 @@ func (f *fake) at(t time.Time, i int) api.Live {
 		down[1].State, down[1].Error, down[1].RetryIn = "open", "breaker is open: connection reset by peer", 7.2
 		s.Listeners[0].Unavailable = control.UnavailableReason(down)
 	case "trouble":
+		live.Quotas, s.QuotaError = quotas(2), "no space left on device "+nasty
 		s.State = "stopping"
 		s.Reload = api.ReloadStatus{At: t.Add(-20 * time.Minute), Loaded: f.started, Duration: 0.003, Errors: []string{
 			`/etc/shaperd/shaperd.toml:14:12: limit "database": rate: "10mbps" is megabits to most people and megabytes to tc: write "10Mbit/s" or "10MB/s"`,
@@ -156,6 +157,17 @@ func (f *fake) at(t time.Time, i int) api.Live {
 	}
 	live.Status = s
 	return live
+}
+
+// quotas returns n quotas, of which the first one is used up.
+func quotas(n int) *api.Quotas {
+	all := &api.Quotas{Total: n + 30, UsedUp: 1, Quotas: []api.Quota{}}
+	for i := range min(n, 10) {
+		used := uint64(100e9) / uint64(i+1)
+		all.Quotas = append(all.Quotas, api.Quota{Limit: "a-month", Key: fmt.Sprintf("source=198.51.100.%d/32", i+1), Unit: "bytes", Period: "month Europe/Berlin", Amount: 100e9, Used: used, Ends: 188000})
+	}
+	all.Quotas[1].Limit, all.Quotas[1].Key = nasty, nasty
+	return all
 }
 
 func (f *fake) limits(t time.Time) []api.Limit {

@@ -299,8 +299,21 @@ await check('shared', 'shared', desktop, async (page, must) => {
     .catch(() => must(false, 'the bar does not change'));
 });
 
+await check('quotas', 'observe', desktop, async (page, must) => {
+  must(await page.isVisible('#quotas'), 'the section of quotas is hidden');
+  must((await column(page, '#quota-table', 3)).slice(0, 3).join() === '100 %,50 %,33.3 %', `used parts: ${await column(page, '#quota-table', 3)}`);
+  must((await column(page, '#quota-table', 7))[0] === '2 d 4 h', `ends: ${await column(page, '#quota-table', 7)}`);
+  must((await column(page, '#quota-table', 2))[1] === nasty, `keys: ${await column(page, '#quota-table', 2)}`);
+  must((await text(page, '#quotas-note')).includes('And 32 keys with smaller parts. 1 key used up.'), `the note is "${await text(page, '#quotas-note')}"`);
+});
+
+await check('quotas that wait', 'trouble', desktop, async (page, must) => {
+  must((await text(page, '#notices')).includes(`Quotas waitTheir file cannot be written: no space left on device ${nasty}`), `the notices are "${await text(page, '#notices')}"`);
+});
+
 await check('not shared', 'overload', desktop, async (page, must) => {
   must(await page.isHidden('#shared') && await page.isHidden('#shared-link'), 'the section of shared limits is visible');
+  must(await page.isHidden('#quotas'), 'the section of quotas is visible');
 });
 
 await check('alone', 'alone', desktop, async (page, must) => {

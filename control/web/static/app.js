@@ -3,6 +3,7 @@
 import { span } from './chart.js';
 import { limitCards, limitTable, refusedRate } from './limits.js';
 import { bypassAlarm, daemon, downstreams, events, headline, notices, setUnknown, talkers } from './sections.js';
+import { quotas } from './quotas.js';
 import { sharedLimits } from './shared.js';
 import { clock, duration, setText, show } from './text.js';
 
@@ -83,6 +84,7 @@ const showNotices = notices();
 const showTable = limitTable(byId('overview'), seriesOf);
 const showCards = limitCards(byId('cards'), seriesOf);
 const showShared = sharedLimits();
+const showQuotas = quotas();
 const showTalkers = talkers();
 const showDownstreams = downstreams();
 const addEvents = events();
@@ -109,6 +111,7 @@ function renderRest() {
   showTable(found);
   showCards(found, status);
   showShared(status);
+  showQuotas(live.quotas);
   showTalkers(live.talkers);
   showDownstreams(status);
   showDaemon(status);

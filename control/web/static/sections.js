@@ -157,6 +157,7 @@ export function notices() {
     if (!status.reload.ok) {
       add('reload', 'bad', 'Reload failed', `At ${clock(status.reload.at)}. The configuration loaded at ${clock(status.reload.loaded)} stays effective.`, status.reload.errors);
     }
+    if (status.quota_error) add('quota', 'bad', 'Quotas wait', `Their file cannot be written: ${status.quota_error}. What has been claimed passes, and the rest waits.`);
     (status.shared?.problems ?? []).forEach((p, i) => {
       if (p !== criticalOf(status)) add(`shared ${p.title} ${i}`, p.severity === 'critical' ? 'bad' : 'warn', p.title, p.text);
     });
