@@ -162,13 +162,19 @@ func (l *Limit) validateSources(groups []Group, bad func(key, format string, arg
 	for _, name := range l.Match.Group {
 		find("match.group", name)
 	}
-	for _, name := range l.Except.Group {
-		find("except.group", name)
-	}
-	for _, p := range l.Except.Source {
-		if !validSource(p) {
-			bad("except.source", "%v: invalid, or IPv4 in the form of IPv6", p)
+	except := func(key string, s *Sources) {
+		for _, name := range s.Group {
+			find(key+".group", name)
 		}
+		for _, p := range s.Source {
+			if !validSource(p) {
+				bad(key+".source", "%v: invalid, or IPv4 in the form of IPv6", p)
+			}
+		}
+	}
+	except("except", &l.Except)
+	if l.Penalty != nil {
+		except("penalty.except", &l.Penalty.Except)
 	}
 	for i := range l.BySource {
 		if p := l.BySource[i].Source; !validSource(p) {

@@ -112,6 +112,9 @@ type Limit struct {
 	// something this host is. Like one that blocks, such a limit has no other settings. Proxy plane only.
 	Shed Shed
 
+	// Penalty blocks sources that l has refused often. Proxy plane, a limit by source on connections, not shared; nil is none.
+	Penalty *Penalty
+
 	RefuseWith RefuseWith
 	Reply      string // to a refused connection: one of ReplyNames, or a text, which may contain placeholders
 	Observe    bool   // compute and count verdicts without enforcing them

@@ -75,18 +75,20 @@ type Policy struct {
 	attachmentIndex  map[string]uint16
 	protocol         [numProtocols]Set
 	direction        [2]Set
-	paced            Set // limits with Rate or Packets; the others have no bucket of units
-	withDestination  Set // limits that match destinations
-	blocks           Set // limits that refuse all
-	shared           Set // limits that hosts share
-	quotas           Set // limits with a quota
-	perTurn          Set // limits whose slots are for turns
-	sheds            Set // limits that refuse while this host is short of something
-	always           Set // limits that are enforced in every mode
-	calendars        Set // limits whose bucket is a calendar
-	chargedOnArrival Set // limits that charge on arrival, see ChargedOnArrival
-	tiered           Set // limits with tiers
-	tieredByKey      Set // of these, those whose tiers a flow's route does not tell
+	paced            Set       // limits with Rate or Packets; the others have no bucket of units
+	withDestination  Set       // limits that match destinations
+	blocks           Set       // limits that refuse all
+	shared           Set       // limits that hosts share
+	quotas           Set       // limits with a quota
+	perTurn          Set       // limits whose slots are for turns
+	sheds            Set       // limits that refuse while this host is short of something
+	always           Set       // limits that are enforced in every mode
+	calendars        Set       // limits whose bucket is a calendar
+	chargedOnArrival Set       // limits that charge on arrival, see ChargedOnArrival
+	tiered           Set       // limits with tiers
+	tieredByKey      Set       // of these, those whose tiers a flow's route does not tell
+	penalties        Set       // limits with a penalty
+	penalized        addresses // sources, by the penalties that do not except them
 	tiers            [MaxLimits][]tier
 	slots            [][2]leaky.Slots
 	maxTotalDelay    []leaky.Time
@@ -164,6 +166,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 		err.Limit = slices.IndexFunc(limits, func(l Limit) bool { return l.Name == err.Name })
 		return nil, err
 	}
+	p.buildPenalties(groups, table)
 	p.destinations = buildDestinations(p.limits)
 	p.buildPorts()
 	p.planCharging()

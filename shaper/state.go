@@ -30,6 +30,9 @@ type LimitState struct {
 	Adaptive atomic.Pointer[AdaptiveStatus] // nil unless the maximum in flight is adaptive
 	Shed     atomic.Pointer[ShedStatus]     // nil unless the limit sheds, or before it has begun to look
 
+	// Penalties of sources that the limit has refused often, and those that one that observes would impose.
+	Penalties, ObservedPenalties PenaltyCounters
+
 	SlotWait   Histogram // waits of admitted connections for a slot
 	QueueDelay Histogram // delays of units in queues
 
@@ -67,6 +70,13 @@ func (p *Conformance) Record(excess, allowed leaky.Time) {
 func (p *Conformance) reset() {
 	p.MaxAllowed.Store(0)
 	p.MaxExcess.Store(0)
+}
+
+// PenaltyCounters are counters of the penalties of a limit.
+type PenaltyCounters struct {
+	Active  atomic.Int64  // sources that are blocked
+	Imposed atomic.Uint64 // blocks
+	Evicted atomic.Uint64 // blocks that have ended early, as too many sources were blocked
 }
 
 // Counters are counters by verdict and reason.

@@ -81,3 +81,13 @@ type BucketState struct {
 	Quota             *QuotaStatus // nil if the limit has none, or nothing was used of it
 	Reserved          bool         // the free slot or admission is reserved for a waiter that also needs those of other limits
 }
+
+// PenaltyStatus is the status of a source that the penalty of a limit blocks, would block, or has blocked and remembers.
+type PenaltyStatus struct {
+	Limit    string
+	Source   netip.Prefix
+	Age      time.Duration // since the last block began
+	Left     time.Duration // until it ends; negative since then
+	Times    int           // how often it was blocked in a row
+	Observed bool          // only said, not done
+}

@@ -98,6 +98,9 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 		if l.Adapt != AdaptOff {
 			l.validateAdapt(listeners, bad)
 		}
+		if l.Penalty != nil {
+			l.validatePenalty(listeners, bad)
+		}
 		if l.Adapt == AdaptOn && (l.MinConnections < 1 || l.MinConnections > l.MaxConnections) {
 			bad("min_connections", "%d: must be from 1 to max_connections, %d", l.MinConnections, l.MaxConnections)
 		}

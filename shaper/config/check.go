@@ -148,6 +148,7 @@ func (l *loader) check(root *node) {
 		l.checkShed(l.limits[i], limit, limits)
 		l.checkMatch(l.limits[i], limit)
 	}
+	l.checkPenalties(limits)
 	// After any mistake, matches may not be complete.
 	if len(l.mistakes) > 0 {
 		return

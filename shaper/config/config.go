@@ -38,6 +38,7 @@ type Config struct {
 	Attach      []shaper.Attachment
 	Groups      []Group
 	Limits      []shaper.Limit
+	Penalties   []Penalty // those of Limits
 
 	files   []parsedFile // the main one first
 	groupAt []*node      // position of each of Groups

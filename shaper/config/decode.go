@@ -22,6 +22,8 @@ type loader struct {
 	newAttach shaper.Attachment
 	newLimit  shaper.Limit
 
+	newPenalty Penalty
+
 	set          map[string]*node // positions of the keys of [daemon], [transparent] and [shared]
 	asnFiles     map[string]*node // positions of ASN files, by path
 	transparents []table          // [transparent] of each file
@@ -34,6 +36,8 @@ type loader struct {
 	interfaces   []locatedInterface
 	limits       []table                            // tables of c.Limits
 	references   []references                       // names in the matches of c.Limits
+	penalties    []table                            // tables of c.Penalties
+	penaltyASNs  []*node                            // positions of AS numbers in them
 	overrides    map[string]map[string]locatedValue // by limit and key
 	ofSources    []locatedOverride                  // for some sources
 	overridden   []item[string]                     // names of limits in overrides
@@ -78,6 +82,9 @@ func (l *loader) file(t table) {
 	}
 	for _, limit := range t.tables("limit") {
 		l.limit(limit)
+	}
+	for _, penalty := range t.tables("penalty") {
+		l.penalty(penalty)
 	}
 }
 

@@ -278,6 +278,7 @@ func TestDefaults(t *testing.T) {
 			limited + "new_connections = \"5/s\"\n@\n",
 			limited + "quota = \"5GB/day\"\n@\n",
 		},
+		"penalty": {limited + "match.protocol = \"tcp\"\nkey = [\"source\"]\nmax_connections = 5\n[[penalty]]\nlimit = \"l\"\nafter = \"100/min\"\n@\n"},
 	}
 	var check func(table string, k keys)
 	check = func(table string, k keys) {

@@ -42,7 +42,7 @@ var fileKeys = keys{
 	{
 		name: "group", typ: tablesType(groupKeys),
 		field: elementsOf(func(c *Config) []Group { return c.Groups }),
-		doc: "A group of sources, which limits name in `match.group`, `except.group` or `for`: those of its prefixes, and those of its AS. " +
+		doc: "A group of sources, which limits name in `match.group`, `except.group` or `for`, and penalties in `except.group`: those of its prefixes, and those of its AS. " +
 			"At most 64.",
 	},
 	{
@@ -53,6 +53,12 @@ var fileKeys = keys{
 			"needs at least one of `rate`, `packets`, `max_connections` and `new_connections`, or `block = true`; " +
 			"a key without effect is an error. A limit with `match.attach` applies to packets at those " +
 			"attachments, any other to listeners.",
+	},
+	{
+		name: "penalty", typ: tablesType(penaltyKeys),
+		field: elementsOf(func(c *Config) []Penalty { return c.Penalties }),
+		doc: "A penalty blocks a source for a while that a limit has refused often. Only TCP connections count, whose sources " +
+			"have answered: those of datagrams may be forged. Each limit may have one.",
 	},
 	{
 		name: "override", typ: tablesType(overrideKeys),

@@ -44,23 +44,28 @@ var (
 	groupsType   = arrayType(`name of a group, such as "gold"`, stringType("name", "gold", ""), identity, asIs)
 )
 
-var exceptKeys = keys{
-	{
-		name: "group", typ: groupsType, defText: "none",
-		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Except.Group }),
-		ifEmpty: ": remove the key",
-		doc:     "Names of groups.",
-	},
-	{
-		name: "source", typ: prefixesType, defText: "none",
-		field:   fieldOf(func(l *shaper.Limit) *[]netip.Prefix { return &l.Except.Source }),
-		ifEmpty: ": remove the key",
-		doc:     "Source addresses or prefixes.",
-	},
-	{
-		name: "asn", typ: asnsType, defText: "none",
-		field:   fieldOf(func(l *shaper.Limit) *[]uint32 { return &l.Except.ASN }),
-		ifEmpty: ": remove the key",
-		doc:     "AS numbers of source addresses; needs `[asn]` files.",
-	},
+var exceptKeys = sourcesKeys(func(l *shaper.Limit) *shaper.Sources { return &l.Except })
+
+// sourcesKeys are the keys of sources in a table that becomes a T.
+func sourcesKeys[T any](of func(*T) *shaper.Sources) keys {
+	return keys{
+		{
+			name: "group", typ: groupsType, defText: "none",
+			field:   fieldOf(func(t *T) *[]string { return &of(t).Group }),
+			ifEmpty: ": remove the key",
+			doc:     "Names of groups.",
+		},
+		{
+			name: "source", typ: prefixesType, defText: "none",
+			field:   fieldOf(func(t *T) *[]netip.Prefix { return &of(t).Source }),
+			ifEmpty: ": remove the key",
+			doc:     "Source addresses or prefixes.",
+		},
+		{
+			name: "asn", typ: asnsType, defText: "none",
+			field:   fieldOf(func(t *T) *[]uint32 { return &of(t).ASN }),
+			ifEmpty: ": remove the key",
+			doc:     "AS numbers of source addresses; needs `[asn]` files.",
+		},
+	}
 }

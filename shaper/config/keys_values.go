@@ -179,7 +179,7 @@ func (l *loader) checkGroups() {
 		case !t.has("source") && !t.has("asn") && !t.has("file") && len(t.unknownKeys()) == 0:
 			l.add(t.at, "[[group]] has no effect: set source, asn or file")
 		case !used[g.Name] && t.has("name"):
-			l.add(t.at, fmt.Sprintf("[[group]] has no effect: no limit names %s in match.group, except.group or for", quote(g.Name)))
+			l.add(t.at, fmt.Sprintf("[[group]] has no effect: no limit names %s in match.group, except.group or for, and no penalty", quote(g.Name)))
 		}
 		if len(l.asnFiles) == 0 && len(g.ASN) > 0 {
 			t.errorf("asn", "missing [asn] files")
@@ -193,10 +193,10 @@ func (l *loader) checkGroups() {
 // checkTierSources reports prefixes of groups in for that are longer than those of buckets, or that two groups have.
 func (l *loader) checkTierSources() {
 	for _, n := range l.named {
-		limit := &l.c.Limits[n.limit]
 		if n.key != "for" {
 			continue
 		}
+		limit := &l.c.Limits[n.limit]
 		g := l.group(n.value)
 		for _, p := range g.Source {
 			if bits, name := limit.PrefixOf(p.Addr()); p.Bits() > bits {

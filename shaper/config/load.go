@@ -198,6 +198,7 @@ func newLoader() *loader {
 	listenKeys.setDefaults(&l.newListen)
 	attachKeys.setDefaults(&l.newAttach)
 	limitKeys.setDefaults(&l.newLimit)
+	penaltyKeys.setDefaults(&l.newPenalty)
 	return l
 }
 

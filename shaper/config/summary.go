@@ -64,6 +64,13 @@ func (c *Config) Summary(l *shaper.Limit) string {
 	if l.Quota.Amount > 0 {
 		parts = append(parts, quotaText(l))
 	}
+	if y := l.Penalty; y != nil {
+		s := "penalty of " + FormatDuration(y.Block) + " after " + FormatFrequency(y.After) + " refused"
+		if y.Observe {
+			s += ", which observes"
+		}
+		parts = append(parts, s)
+	}
 	if len(l.For) > 0 {
 		var names []string
 		for i := range l.For {

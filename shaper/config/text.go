@@ -46,7 +46,7 @@ func (c *Config) sections() (all []section) {
 			add(k.name, k.typ.keys, c)
 		default:
 			for _, record := range k.field.get(c).([]any) {
-				add(fmt.Sprint(k.name, " ", k.typ.keys.find("name").field.get(record)), k.typ.keys, record)
+				add(fmt.Sprint(k.name, " ", k.typ.keys[0].field.get(record)), k.typ.keys, record)
 			}
 		}
 	}

@@ -221,6 +221,8 @@ func ParseFrequency(s string) (shaper.Frequency, error) {
 		return shaper.Frequency{}, fmt.Errorf("%s has no unit: write %q or %q", quote(s), number+"/s", number+"/min")
 	case strings.HasPrefix(unit, "."):
 		return shaper.Frequency{}, fmt.Errorf("%s is not a whole number: count over a minute or an hour, such as \"30/min\"", quote(s))
+	case number != "" && unit == "/m":
+		return shaper.Frequency{}, fmt.Errorf("%s: minutes are min: write %q", quote(s), s+"in")
 	case number == "" || !ok:
 		return shaper.Frequency{}, fmt.Errorf("%s is not a whole number a second, minute or hour, such as \"50/s\", \"5/min\" or \"10/15min\"", quote(s))
 	}
