@@ -7,9 +7,11 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"shaperd.dev/shaperd/conn/internal/fairq"
+	"shaperd.dev/shaperd/conn/penalty"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -35,18 +37,23 @@ type admission struct {
 	byKey       map[shaper.Key]*gate
 	quotas      map[*shaper.LimitState]*waitQuota
 	adapters    map[*shaper.LimitState]*adapter
-	queues      map[string]*waitQueue           // by queueKey
-	sources     map[netip.Addr]*admissionSource // that have queues
-	keyBuf      []byte                          // of a queue, reused
-	yieldIdle   func(gt *gate, now leaky.Time)  // ends idle connections for those that wait at gt
-	lastGateID  uint64                          // of the newest gate
-	lastTicket  uint64                          // the last one issued
-	retries     []*waiter                       // waiters that run tries at the gates of a new policy
-	outcomes    []outcome                       // not yet reported to the owners
-	returns     returns                         // of refused clients
-	freed       []*gate                         // gates that run dispatches after a reservation
-	running     bool                            // run is on the stack
-	decisions   decisionTimes
+	penalties   []*sourcePenalty // of the limits of policy that have one
+
+	restored       []shaper.PenaltyStatus                // for the next policy
+	penaltyChanges atomic.Uint64                         // see PenaltyChanges
+	onPenalty      func(*sourcePenalty, *penalty.Source) // logs it
+	queues         map[string]*waitQueue                 // by queueKey
+	sources        map[netip.Addr]*admissionSource       // that have queues
+	keyBuf         []byte                                // of a queue, reused
+	yieldIdle      func(gt *gate, now leaky.Time)        // ends idle connections for those that wait at gt
+	lastGateID     uint64                                // of the newest gate
+	lastTicket     uint64                                // the last one issued
+	retries        []*waiter                             // waiters that run tries at the gates of a new policy
+	outcomes       []outcome                             // not yet reported to the owners
+	returns        returns                               // of refused clients
+	freed          []*gate                               // gates that run dispatches after a reservation
+	running        bool                                  // run is on the stack
+	decisions      decisionTimes
 }
 
 // waiter is a connection in admission, with the slots it gets.
@@ -85,7 +92,7 @@ type refusal struct {
 
 func newAdmission(sg *sharing) *admission {
 	return &admission{
-		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(), yieldIdle: func(*gate, leaky.Time) {},
+		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(), yieldIdle: func(*gate, leaky.Time) {}, onPenalty: func(*sourcePenalty, *penalty.Source) {},
 		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, adapters: map[*shaper.LimitState]*adapter{},
 		queues: map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
 	}
@@ -121,6 +128,10 @@ func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
 	if !w.inTurns {
 		if l := a.checkBlocks(&w.flow, w.route, now); l != nil {
 			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.Blocked}})
+			return
+		}
+		if l, left := a.checkPenalties(&w.flow, w.route, now); l != nil {
+			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.Blocked, retryAfter: left}})
 			return
 		}
 		if !w.paid {
@@ -168,6 +179,9 @@ func (a *admission) tryAcquire(f *shaper.Flow, listen string, now leaky.Time) (s
 	if l := a.checkBlocks(f, r, now); l != nil {
 		return slots{}, l
 	}
+	if l, _ := a.checkPenalties(f, r, now); l != nil {
+		return slots{}, l
+	}
 	if l, _ := a.checkQuotas(f, r, now); l != nil {
 		return slots{}, l
 	}
@@ -191,6 +205,9 @@ func (a *admission) precheck(f *shaper.Flow, listen string, draw float64, now le
 	f.Origin = a.policy.ListenerIndex(listen)
 	r := a.policy.Route(f)
 	if l := a.checkBlocks(f, r, now); l != nil {
+		return l, false
+	}
+	if l, _ := a.checkPenalties(f, r, now); l != nil {
 		return l, false
 	}
 	if l := a.checkShed(f, r, draw, now); l != nil {
@@ -285,6 +302,7 @@ func (a *admission) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 	a.policy, a.policySince = p, now
 	a.budgets.load(p)
 	a.updateAdapters(now)
+	a.updatePenalties(now)
 	clear(a.quotas) // those of gates at which nothing waits
 	a.retries = append(a.retries, waiting...)
 }

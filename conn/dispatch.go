@@ -164,6 +164,7 @@ func (a *admission) run(now leaky.Time) {
 			o.owner.admitted(now)
 		} else {
 			o.owner.refused(o.refusal, now)
+			a.penalize(o.waiter, &o.refusal, now)
 		}
 	}
 	a.outcomes = a.outcomes[:0]

@@ -22,6 +22,7 @@ type Proxy struct {
 	accessLog  *slog.Logger
 	trafficLog *logLimiter
 	stateLog   *logLimiter // to log; changes of state that sources can cause
+	penaltyLog *logLimiter // to log
 	socketHook socketHook
 
 	rejecter  atomic.Pointer[rejecter] // nil until a limit needs it
@@ -79,12 +80,13 @@ func New(o Options) (*Proxy, error) {
 		shaper: o.Shaper, clock: o.Clock, loop: l, log: o.Log, accessLog: o.TrafficLog,
 		trafficLog: newLogLimiter(o.TrafficLog, time.Second),
 		stateLog:   newLogLimiter(o.Log, time.Minute),
+		penaltyLog: newLogLimiter(o.Log, time.Second),
 		inherited:  map[shaper.Endpoint]int{}, listeners: map[string]*listener{}, ports: map[shaper.Endpoint]port{},
 		flows: map[flowKey]*udpFlow{}, pendingByKey: map[flowKey]*pendingFlow{}, ackMonitor: ackMonitor{timeout: ackTimeout},
 	}
 	p.resolver = newResolver(p.trafficLog, func() { l.post(p.wakeAll) })
 	p.admission, l.sharing.onShort = l.sharing.admission, o.OnShort
-	p.admission.yieldIdle = p.yieldIdle
+	p.admission.yieldIdle, p.admission.onPenalty = p.yieldIdle, p.logPenalty
 	l.quotas = newQuotas(l)
 	l.scheduler.quotas, p.admission.budgets = l.quotas, l.quotas
 	go l.run()
