@@ -243,6 +243,8 @@ install: build
 	bin/shaperd completion fish >'$(DESTDIR)/usr/share/fish/vendor_completions.d/shaperd.fish'
 	install -m 0644 CHANGELOG.md LICENSE NOTICE '$(DESTDIR)/usr/share/doc/shaperd/'
 	install -m 0644 configs/*.toml configs/*.json configs/alerts.yml systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
+	install -D -m 0644 configs/fail2ban/shaperd.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/fail2ban/shaperd.conf'
+	install -D -m 0755 configs/crowdsec/shaperd-bouncer '$(DESTDIR)/usr/share/doc/shaperd/examples/crowdsec/shaperd-bouncer'
 
 .PHONY: clean
 clean:

@@ -214,6 +214,23 @@ func (c *Client) Unblock(ctx context.Context, prefix string) error {
 	return c.call(ctx, responseTimeout, http.MethodDelete, "/blocks", query("prefix", prefix), nil, nil)
 }
 
+// ChangeBlocks blocks and unblocks many prefixes at once.
+func (c *Client) ChangeBlocks(ctx context.Context, s ChangeBlocks) (changes BlockChanges, err error) {
+	err = c.call(ctx, responseTimeout, http.MethodPatch, "/blocks", nil, s, &changes)
+	return changes, err
+}
+
+// Penalties returns the sources that penalties of limits block, would block, or have blocked and remember.
+func (c *Client) Penalties(ctx context.Context) ([]Penalty, error) {
+	return get[[]Penalty](ctx, c, "/penalties", nil)
+}
+
+// EndPenalty ends the penalty of a source, by a limit, or by all if limit is "".
+func (c *Client) EndPenalty(ctx context.Context, source, limit string) (left []Penalty, err error) {
+	err = c.call(ctx, responseTimeout, http.MethodDelete, "/penalties", query("source", source, "limit", limit), nil, &left)
+	return left, err
+}
+
 // Bypass turns the kill switch on or off.
 func (c *Client) Bypass(ctx context.Context, s SetBypass) (status Status, err error) {
 	err = c.call(ctx, responseTimeout, http.MethodPut, "/bypass", nil, s, &status)
@@ -266,9 +283,9 @@ func (c *Client) Stop(ctx context.Context) (status Status, err error) {
 	return status, err
 }
 
-// Events returns the events after the event ID since; 0 returns all that the daemon retains.
-func (c *Client) Events(ctx context.Context, since uint64) ([]Event, error) {
-	return get[[]Event](ctx, c, "/events", query("since", strconv.FormatUint(since, 10)))
+// Events returns the events after the event ID since, those of a kind or all if that is ""; since 0 returns all that the daemon retains.
+func (c *Client) Events(ctx context.Context, since uint64, kind string) ([]Event, error) {
+	return get[[]Event](ctx, c, "/events", query("since", strconv.FormatUint(since, 10), "kind", kind))
 }
 
 func limitPath(name string) string { return "/limits/" + url.PathEscape(name) }

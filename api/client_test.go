@@ -89,7 +89,13 @@ func TestClientRequests(t *testing.T) {
 		{`PUT /v1/bypass? {"on":true}`, "{}", func(ctx context.Context) error { _, err := c.Bypass(ctx, SetBypass{On: true}); return err }},
 		{"POST /v1/reload?", `{"ok":true}`, func(ctx context.Context) error { _, err := c.Reload(ctx); return err }},
 		{"POST /v1/stop?", "{}", func(ctx context.Context) error { _, err := c.Stop(ctx); return err }},
-		{"GET /v1/events?since=9", "[]", func(ctx context.Context) error { _, err := c.Events(ctx, 9); return err }},
+		{`PATCH /v1/blocks? {"block":["192.0.2.0/24"],"unblock":["::1"]}`, "{}", func(ctx context.Context) error {
+			_, err := c.ChangeBlocks(ctx, ChangeBlocks{Block: []string{"192.0.2.0/24"}, Unblock: []string{"::1"}})
+			return err
+		}},
+		{"GET /v1/penalties?", "[]", func(ctx context.Context) error { _, err := c.Penalties(ctx); return err }},
+		{"DELETE /v1/penalties?limit=l&source=%3A%3A1", "[]", func(ctx context.Context) error { _, err := c.EndPenalty(ctx, "::1", "l"); return err }},
+		{"GET /v1/events?kind=penalty&since=9", "[]", func(ctx context.Context) error { _, err := c.Events(ctx, 9, "penalty"); return err }},
 	} {
 		t.Run(tt.want, func(t *testing.T) {
 			answer = tt.answer

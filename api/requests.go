@@ -17,6 +17,20 @@ type SetBlock struct {
 	Duration float64 `json:"duration_seconds,omitempty"`
 }
 
+// ChangeBlocks is the body of PATCH /v1/blocks: prefixes to block for a time, and to unblock. All of it happens, or nothing.
+type ChangeBlocks struct {
+	Block    []string `json:"block,omitempty"`
+	Unblock  []string `json:"unblock,omitempty"` // one that is not blocked makes no difference
+	Duration float64  `json:"duration_seconds,omitempty"`
+}
+
+// BlockChanges is what PATCH /v1/blocks has changed.
+type BlockChanges struct {
+	Blocked   int `json:"blocked"`   // prefixes that were not blocked, or not for so long
+	Unblocked int `json:"unblocked"` // prefixes that were blocked
+	Total     int `json:"total"`     // prefixes that are blocked now
+}
+
 // SetBypass is the body of PUT /v1/bypass.
 type SetBypass struct {
 	On       bool    `json:"on"`

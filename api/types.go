@@ -29,6 +29,9 @@ type Status struct {
 	Blocks         []Block      `json:"blocks"` // the first 100; GET /v1/blocks returns all
 	BlocksTotal    int          `json:"blocks_total"`
 
+	Penalized        int64 `json:"penalized"`          // sources that penalties block: see GET /v1/penalties
+	WouldBePenalized int64 `json:"would_be_penalized"` // sources that penalties would block that observe
+
 	Listeners   []ListenerStatus   `json:"listeners"`
 	Attachments []AttachmentStatus `json:"attachments"`
 	Buckets     []TableStatus      `json:"buckets"`
@@ -95,6 +98,26 @@ type Block struct {
 	Prefix string     `json:"prefix"`
 	Since  time.Time  `json:"since"`
 	Until  *time.Time `json:"until,omitempty"` // end; without it, until it is removed
+}
+
+// Penalty is a source that a limit has refused often, and that is blocked for it: GET /v1/penalties.
+type Penalty struct {
+	Source string    `json:"source"` // prefix
+	Limit  string    `json:"limit"`
+	Mode   string    `json:"mode"`   // "enforce"; "observe": the penalty or its limit observes, and blocks nobody
+	Active bool      `json:"active"` // the source is blocked, or would be; else it was, and is remembered
+	Since  time.Time `json:"since"`
+	Until  time.Time `json:"until"`
+	Times  int       `json:"times"` // how often the source was blocked in a row
+}
+
+// LimitPenalty is the penalty of a limit.
+type LimitPenalty struct {
+	Mode        string `json:"mode"` // "enforce", "observe": as of the limit, if that observes
+	Blocked     int64  `json:"blocked"`
+	WouldBlock  int64  `json:"would_block"`   // by a penalty that observes
+	Imposed     uint64 `json:"imposed_total"` // blocks
+	WouldImpose uint64 `json:"would_impose_total"`
 }
 
 // ListenerStatus is the state and the counters of a listener.
@@ -232,6 +255,8 @@ type Limit struct {
 	Adaptive *Adaptive   `json:"adaptive,omitempty"` // the maximum in flight that the downstream bears, if it is looked for
 	Shed     *Shed       `json:"shed,omitempty"`     // what a limit with shed refuses now
 
+	Penalty *LimitPenalty `json:"penalty,omitempty"` // of sources that the limit has refused often
+
 	// Traffic that left the buckets of the limit, or would have in mode "observe".
 	Bytes          Rates   `json:"bytes_rate"`
 	PacketsRate    Rates   `json:"packets_rate"`
@@ -362,6 +387,7 @@ type Explanation struct {
 	Verdict     string        `json:"verdict"` // "pass", "delay", "refuse": of a unit that arrives now
 	Reason      string        `json:"reason"`
 	By          string        `json:"by,omitempty"`          // deciding limit
+	Penalties   []Penalty     `json:"penalties,omitempty"`   // that block the source, or would block it, of whatever limits
 	Unavailable string        `json:"unavailable,omitempty"` // why no downstream is available, whatever the limits
 	Waiting     int           `json:"waiting"`               // connections and flows of the listener that wait for a downstream
 	Hold        *Hold         `json:"hold,omitempty"`        // why new ones wait, whatever the limits
@@ -391,6 +417,16 @@ type LimitBucket struct {
 	Bucket    *Bucket `json:"bucket,omitempty"`
 
 	Shared *LimitShare `json:"shared,omitempty"` // of the bucket, what this host may use now: hosts share the limit
+
+	Penalty *SourcePenalty `json:"penalty,omitempty"` // how near the source is to the penalty of the limit
+}
+
+// SourcePenalty is how near a source is to the penalty of a limit.
+type SourcePenalty struct {
+	Exempt   bool    `json:"exempt,omitempty"` // the penalty excepts the source
+	Refusals uint64  `json:"refusals"`         // of the source in the present period
+	After    uint64  `json:"after"`            // so many of them block it
+	Left     float64 `json:"left_seconds"`     // until the period ends; 0 if none was refused
 }
 
 // Bottleneck is the limit that an ever growing load of one source would hit first.

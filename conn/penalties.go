@@ -200,7 +200,8 @@ func (p *Proxy) Penalties() (all []shaper.PenaltyStatus) {
 
 func (y *sourcePenalty) status(s *penalty.Source, now leaky.Time) shaper.PenaltyStatus {
 	return shaper.PenaltyStatus{
-		Limit: y.limit.Name, Source: s.Prefix, Age: now.Duration() - s.Since, Left: s.Until - now.Duration(), Times: s.Times, Observed: s.Observed,
+		Limit: y.limit.Name, Source: s.Prefix, Age: now.Duration() - s.Since, Left: s.Until - now.Duration(), Times: s.Times,
+		Observed: s.Observed, Enforced: !s.Observed && y.enforced() && now.Duration() < s.Until,
 	}
 }
 
@@ -225,8 +226,7 @@ func (y *sourcePenalty) restore(all []shaper.PenaltyStatus, now time.Duration) {
 }
 
 // EndPenalty forgets what a limit has refused of a source, and ends its block if there is one; of all limits if limit is
-// "". It reports whether there was anything to forget but
-// refusals.
+// "". It reports whether the source was blocked, or is remembered.
 func (p *Proxy) EndPenalty(limit string, source netip.Prefix) (found bool) {
 	p.loop.call(func(now leaky.Time) {
 		for _, y := range p.admission.penalties {

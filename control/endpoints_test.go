@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,6 +17,7 @@ type endpoint struct {
 	says    string
 	query   map[string]param
 	body    any // nil for none
+	maxBody int // if others than most
 	answer  any // nil if it is not JSON of a type
 	as      string
 	errors  []int       // status codes that asks cover
@@ -80,7 +82,7 @@ func (e endpoint) codes(role Role) map[int]string {
 		400: "Invalid request.",
 		403: fmt.Sprintf("Requires the role %v.", role),
 		404: "Unknown name.",
-		413: fmt.Sprintf("The request body is larger than %d bytes.", maxBody),
+		413: fmt.Sprintf("The request body is larger than %d bytes.", cmp.Or(e.maxBody, maxBody)),
 		422: "Rejected; the message says why.",
 		500: "Internal error.",
 		503: "The daemon is starting or stopping, or there are too many connections or streams.",
@@ -149,6 +151,7 @@ func invalidBodies() []ask {
 const (
 	setRate  = `{"set":{"rate":"1MB/s"},"duration_seconds":60}`
 	block    = `{"prefix":"192.0.2.0/24","duration_seconds":60.5}`
+	blocks   = `{"block":["192.0.2.0/24"]}`
 	hold     = `{"listener":"l","held":true,"duration_seconds":60,"end_idle":true}`
 	rollback = `{"revision":"5f0c61"}`
 	drain    = `{"downstream":"10.0.0.5:5432","drained":true}`
@@ -205,8 +208,8 @@ var endpoints = map[string]endpoint{
 	"GET /v1/shared": {says: "The group of hosts that share limits", answer: api.Shared{}, asks: []ask{{code: 200}}},
 	"GET /v1/blocks": {says: "Blocked source prefixes", answer: []api.Block{}, asks: []ask{{code: 200}}},
 	"GET /v1/events": {
-		says: "Log records of the daemon", answer: []api.Event{}, query: map[string]param{"since": eventIDParam}, errors: []int{400},
-		asks: []ask{{at: "?since=0", code: 200}, {at: "?since=-1", code: 400}, {at: "?since=x", code: 400}},
+		says: "Log records of the daemon", answer: []api.Event{}, query: map[string]param{"since": eventIDParam, "kind": text("Only those of this kind, as in their attribute kind: penalty.")}, errors: []int{400},
+		asks: []ask{{at: "?since=0", code: 200}, {at: "?kind=penalty", code: 200}, {at: "?since=-1", code: 400}, {at: "?since=x", code: 400}},
 	},
 	"GET /v1/history": {says: "History of the charts: the last samples, a second apart", answer: api.History{}, asks: []ask{{code: 200}}},
 	"GET /v1/live": {
@@ -263,6 +266,26 @@ var endpoints = map[string]endpoint{
 			{code: 400},
 			{at: "?prefix=192.0.2.0/24", err: ErrUnknown, code: 404, fine: true},
 			rejected.query("prefix=::/0"), daemonFails.query("prefix=::/0"), whileStopping.query("prefix=::/0"),
+		},
+	},
+	bulkRoute: {
+		says: "Block and unblock many source prefixes at once, all of them or none", body: api.ChangeBlocks{}, maxBody: maxBulkBody, answer: api.BlockChanges{}, errors: []int{400, 422, 500, 503}, more: []int{413},
+		asks: []ask{
+			{body: `{"block":["192.0.2.0/24","2001:db8::7"],"unblock":["198.51.100.1"],"duration_seconds":60}`, code: 200},
+			{body: `{"block":["192.0.2.0/24","10.0.0.5/8"]}`, code: 400, fine: true},
+			{body: `{"unblock":[7]}`, code: 400},
+			rejected.with(blocks), daemonFails.with(blocks), whileStopping.with(blocks),
+		},
+	},
+	"GET /v1/penalties": {says: "Sources that penalties of limits block, would block, or have blocked and remember", answer: []api.Penalty{}, asks: []ask{{code: 200}}},
+	"DELETE /v1/penalties": {
+		says: "End the penalty of a source, by one limit or by all, and forget what it was refused", answer: []api.Penalty{}, query: map[string]param{"source": must(text(prefix)), "limit": text("The name of a limit.")}, errors: []int{400, 404, 500, 503},
+		asks: []ask{
+			{at: "?source=192.0.2.7", code: 200},
+			{at: "?source=x", code: 400, fine: true},
+			{code: 400},
+			{at: "?source=192.0.2.7&limit=aa", err: ErrUnknown, code: 404, fine: true},
+			daemonFails.query("source=::/0"), whileStopping.query("source=::/0"),
 		},
 	},
 	"PUT /v1/bypass": {

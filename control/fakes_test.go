@@ -84,6 +84,14 @@ func (d *fakeDaemon) Unblock(_ context.Context, p netip.Prefix) error {
 	return d.record("unblock " + p.String())
 }
 
+func (d *fakeDaemon) ChangeBlocks(_ context.Context, block, unblock []netip.Prefix, _ time.Duration) (api.BlockChanges, error) {
+	return api.BlockChanges{Blocked: len(block), Unblocked: len(unblock), Total: 1}, d.record("change blocks")
+}
+
+func (d *fakeDaemon) EndPenalty(_ context.Context, _ string, source netip.Prefix) error {
+	return d.record("end penalty " + source.String())
+}
+
 func (d *fakeDaemon) Bypass(context.Context, bool, time.Duration) error { return d.record("bypass") }
 
 func (d *fakeDaemon) Shared() api.Shared { return fakes.Shared() }

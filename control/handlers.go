@@ -124,9 +124,15 @@ func eventID(w http.ResponseWriter, q *http.Request, text string) (uint64, bool)
 }
 
 func (a *handlers) getEvents(w http.ResponseWriter, q *http.Request) {
-	if id, ok := eventID(w, q, q.URL.Query().Get("since")); ok {
-		writeJSON(w, http.StatusOK, a.Events.Since(id))
+	id, ok := eventID(w, q, q.URL.Query().Get("since"))
+	if !ok {
+		return
 	}
+	events := a.Events.Since(id)
+	if kind := q.URL.Query().Get("kind"); kind != "" {
+		events = slices.DeleteFunc(events, func(e api.Event) bool { return e.Attrs["kind"] != kind })
+	}
+	writeJSON(w, http.StatusOK, events)
 }
 
 func (a *handlers) setLimit(w http.ResponseWriter, q *http.Request) {
@@ -226,6 +232,48 @@ func (a *handlers) unblock(w http.ResponseWriter, q *http.Request) {
 	}
 	if !writeError(w, a.Daemon.Unblock(q.Context(), p)) {
 		writeJSON(w, http.StatusOK, a.blocks())
+	}
+}
+
+// changeBlocks changes many blocks at once. An error names the first prefix that is invalid by its index.
+func (a *handlers) changeBlocks(w http.ResponseWriter, q *http.Request) {
+	var s api.ChangeBlocks
+	if !readBody(w, q, &s) {
+		return
+	}
+	d, ok := durationOf(w, s.Duration)
+	if !ok {
+		return
+	}
+	var prefixes [2][]netip.Prefix
+	for i, list := range []struct {
+		key   string
+		texts []string
+	}{{"block", s.Block}, {"unblock", s.Unblock}} {
+		for n, text := range list.texts {
+			p, err := shaper.ParsePrefix(text)
+			if err != nil {
+				badRequest(w, "%s[%d]: %q %v", list.key, n, text, err)
+				return
+			}
+			prefixes[i] = append(prefixes[i], p)
+		}
+	}
+	changes, err := a.Daemon.ChangeBlocks(q.Context(), prefixes[0], prefixes[1], d)
+	if !writeError(w, err) {
+		writeJSON(w, http.StatusOK, changes)
+	}
+}
+
+func (a *handlers) endPenalty(w http.ResponseWriter, q *http.Request) {
+	text := q.URL.Query().Get("source")
+	p, err := shaper.ParsePrefix(text)
+	if err != nil {
+		badRequest(w, "source: %q %v", text, err)
+		return
+	}
+	if !writeError(w, a.Daemon.EndPenalty(q.Context(), q.URL.Query().Get("limit"), p)) {
+		writeJSON(w, http.StatusOK, a.penalties())
 	}
 }
 

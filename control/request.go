@@ -61,7 +61,7 @@ func readBody(w http.ResponseWriter, q *http.Request, v any) bool {
 	text, err := io.ReadAll(q.Body)
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
-		writeJSON(w, http.StatusRequestEntityTooLarge, api.Error{Message: fmt.Sprintf("the request body is larger than %d bytes", maxBody)})
+		writeJSON(w, http.StatusRequestEntityTooLarge, api.Error{Message: fmt.Sprintf("the request body is larger than %d bytes", large.Limit)})
 		return false
 	}
 	if err == nil {

@@ -81,7 +81,7 @@ func TestRoles(t *testing.T) {
 	o.Daemon, o.Proxy = daemon, recordingProxy{fakeDaemon: daemon}
 	s := serveOn(t, o, readersGID, nil)
 	changes := []string{
-		"explain", "revisions", "set aa", "unset aa", "reset aa", "reset quota of aa", "block 192.0.2.0/24", "unblock 192.0.2.0/24", "bypass", "kill", "drain downstream", "hold", "forget gw2", "configuration", "reload", "rollback 5f0c61", "stop",
+		"explain", "revisions", "set aa", "unset aa", "reset aa", "reset quota of aa", "block 192.0.2.0/24", "unblock 192.0.2.0/24", "change blocks", "end penalty 192.0.2.7/32", "bypass", "kill", "drain downstream", "hold", "forget gw2", "configuration", "reload", "rollback 5f0c61", "stop",
 	}
 	for _, tt := range []struct {
 		name string

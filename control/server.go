@@ -107,6 +107,9 @@ type Daemon interface {
 	UnsetLimit(ctx context.Context, limit string, sources netip.Prefix, keys []string) error // without keys, all of them
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
 	Unblock(ctx context.Context, p netip.Prefix) error
+	// ChangeBlocks blocks prefixes for d, and unblocks others, all of them or none.
+	ChangeBlocks(ctx context.Context, block, unblock []netip.Prefix, d time.Duration) (api.BlockChanges, error)
+	EndPenalty(ctx context.Context, limit string, source netip.Prefix) error // of all limits if limit is ""
 	Bypass(ctx context.Context, on bool, d time.Duration) error
 	// DrainDownstream drains or enables a downstream of one listener, or of all if listener
 	// is "".
@@ -138,6 +141,20 @@ type Server struct {
 
 // maxBody is the maximum size of a request body in bytes.
 const maxBody = 64 << 10
+
+// bulkRoute takes lists, in a body of up to maxBulkBody bytes.
+const (
+	bulkRoute   = "PATCH /v1/blocks"
+	maxBulkBody = 8 << 20
+)
+
+// bodyLimit returns the maximum size of the request body of a route.
+func bodyLimit(pattern string) int64 {
+	if pattern == bulkRoute {
+		return maxBulkBody
+	}
+	return maxBody
+}
 
 // Serve serves the API on a control socket at path.
 func Serve(path string, o *Options) (*Server, error) {
@@ -206,7 +223,7 @@ func newAPI(o *Options) http.Handler {
 				q = withCaller(q, p)
 				_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 			}
-			q.Body = http.MaxBytesReader(w, q.Body, maxBody)
+			q.Body = http.MaxBytesReader(w, q.Body, bodyLimit(r.pattern))
 			r.handler(w, q)
 		})
 	}
@@ -247,6 +264,7 @@ func (a *handlers) routes() []route {
 		{"GET /v1/shared", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.shared()) }},
 		{"GET /v1/blocks", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.blocks()) }},
 		{"GET /v1/quotas", Reader, a.getQuotas},
+		{"GET /v1/penalties", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.penalties()) }},
 		{"GET /v1/revisions", Reader, a.getRevisions},
 		{"GET /v1/events", Reader, a.getEvents},
 		{"GET /v1/history", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.Monitor.History()) }},
@@ -260,6 +278,8 @@ func (a *handlers) routes() []route {
 		{"DELETE /v1/limits/{limit}/quota", Admin, a.reset(Daemon.ResetQuota)},
 		{"POST /v1/blocks", Admin, a.block},
 		{"DELETE /v1/blocks", Admin, a.unblock},
+		{bulkRoute, Admin, a.changeBlocks},
+		{"DELETE /v1/penalties", Admin, a.endPenalty},
 		{"PUT /v1/bypass", Admin, a.bypass},
 		{"DELETE /v1/connections/{id}", Admin, a.kill},
 		{"PATCH /v1/downstreams", Admin, a.setDownstream},

@@ -22,6 +22,7 @@ type Proxy interface {
 	Connections(func(*shaper.ConnectionStatus))
 	Kill(id uint64) bool
 	Buckets(i int, keys ...shaper.Key) []shaper.BucketState
+	Penalties() []shaper.PenaltyStatus
 }
 
 // Packets is the packet plane, or none.
@@ -56,6 +57,10 @@ func (v *view) status() api.Status {
 	}
 	policy := v.Shaper.Policy()
 	for i := range policy.Len() {
+		if policy.Limit(i).Penalty != nil {
+			blocked, would := policy.Penalized(i)
+			s.Penalized, s.WouldBePenalized = s.Penalized+blocked, s.WouldBePenalized+would
+		}
 		if p, sampled := v.Monitor.Conformance(policy.State(i)); sampled && !p.Conformant {
 			s.Conformance = "violated"
 		}
@@ -121,6 +126,33 @@ func (v *view) blocks() []api.Block {
 	s := api.Status{Blocks: []api.Block{}}
 	v.Daemon.Describe(&s)
 	return s.Blocks
+}
+
+// penalties returns the sources that penalties block, would block, or have blocked and remember: first those that are
+// blocked, the latest before others.
+func (v *view) penalties() []api.Penalty {
+	now := time.Now()
+	active, ended := []api.Penalty{}, []api.Penalty{}
+	for _, s := range v.Proxy.Penalties() {
+		if y := NewPenalty(s, now); y.Active {
+			active = append(active, y)
+		} else {
+			ended = append(ended, y)
+		}
+	}
+	for _, list := range [][]api.Penalty{active, ended} {
+		slices.SortFunc(list, func(a, b api.Penalty) int { return cmp.Or(b.Since.Compare(a.Since), cmp.Compare(a.Source, b.Source)) })
+	}
+	return append(active, ended...)
+}
+
+// NewPenalty converts s to its form in the API.
+func NewPenalty(s shaper.PenaltyStatus, now time.Time) api.Penalty {
+	active := s.Left > 0
+	return api.Penalty{
+		Source: s.Source.String(), Limit: s.Limit, Mode: shaper.Mode(active && !s.Enforced || s.Observed).String(), Active: active,
+		Since: now.Add(-s.Age), Until: now.Add(s.Left), Times: s.Times,
+	}
 }
 
 func (v *view) downstreams() []api.DownstreamStatus {
@@ -239,6 +271,13 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 		out.Shed = &api.Shed{Share: found.Share, Order: l.Shed.Order, Signals: []api.ShedSignal{}}
 		for _, s := range found.Signals {
 			out.Shed.Signals = append(out.Shed.Signals, api.ShedSignal{Name: s.Name, Limit: s.Limit, Value: s.Value, Above: s.Above, Error: s.Err})
+		}
+	}
+	if y := l.Penalty; y != nil {
+		blocked, would := p.Penalized(i)
+		out.Penalty = &api.LimitPenalty{
+			Mode: shaper.Mode(y.Observe || l.Observe).String(), Blocked: blocked, WouldBlock: would,
+			Imposed: p.State(i).Penalties.Imposed.Load(), WouldImpose: p.State(i).ObservedPenalties.Imposed.Load(),
 		}
 	}
 	v.Monitor.FillLimit(&out, p, i)

@@ -96,6 +96,16 @@ func (p *Policy) buildPenalties(groups []Group, table *asn.Table) {
 	}
 }
 
+// Penalized returns how many sources the penalty of limit i blocks, and how many it would block if nothing observed.
+func (p *Policy) Penalized(i int) (blocked, would int64) {
+	l, state := &p.limits[i], p.states[i]
+	blocked, would = state.Penalties.Active.Load(), state.ObservedPenalties.Active.Load()
+	if l.Observe || l.Penalty.Observe {
+		return 0, blocked + would
+	}
+	return blocked, would
+}
+
 // Penalties returns the limits with a penalty.
 func (p *Policy) Penalties() Set { return p.penalties }
 

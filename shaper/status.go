@@ -89,5 +89,6 @@ type PenaltyStatus struct {
 	Age      time.Duration // since the last block began
 	Left     time.Duration // until it ends; negative since then
 	Times    int           // how often it was blocked in a row
-	Observed bool          // only said, not done
+	Observed bool          // by a penalty that observes
+	Enforced bool          // the source is blocked now: neither the penalty nor its limit observes
 }

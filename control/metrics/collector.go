@@ -110,6 +110,15 @@ func (c *Collector) collectLimits(to sink, policy *shaper.Policy) {
 		if l.Key != 0 && l.Key&shaper.KeyConnection == 0 {
 			to.gauge(limitKeysRefused, float64(s.Keys.Dropped(c.Clock())), l.Name)
 		}
+		if l.Penalty != nil {
+			blocked, would := policy.Penalized(i)
+			to.gauge(penalized, float64(blocked), l.Name, shaper.Enforce.String())
+			to.gauge(penalized, float64(would), l.Name, shaper.Observe.String())
+			for observe, counts := range map[shaper.Mode]*shaper.PenaltyCounters{shaper.Enforce: &s.Penalties, shaper.Observe: &s.ObservedPenalties} {
+				to.counter(penaltiesImposed, counts.Imposed.Load(), l.Name, observe.String())
+				to.counter(penaltiesEvicted, counts.Evicted.Load(), l.Name, observe.String())
+			}
+		}
 		if l.Algorithm.HasHistory() {
 			u := c.Shaper.HistoryUsage(s, c.Clock())
 			to.gauge(limitHistories, float64(u.Entries), l.Name)

@@ -54,6 +54,10 @@ var (
 	bucketCapacity  = desc("buckets_capacity", "Capacity of the bucket table of the proxy plane.")
 	bucketEvictions = desc("buckets_evicted_total", "Buckets evicted for another one, by whether they were drained or still had a backlog, which the new bucket inherits.", "state")
 
+	penalized        = desc("penalized_sources", "Sources that the penalty of the limit blocks, or with mode \"observe\" would.", "limit", "mode")
+	penaltiesImposed = desc("penalties_total", "Times that the penalty of the limit has blocked a source, or with mode \"observe\" would have.", "limit", "mode")
+	penaltiesEvicted = desc("penalties_evicted_total", "Blocks by the penalty of the limit that ended early, as too many sources were blocked.", "limit", "mode")
+
 	limitHistories        = desc("limit_histories", "Keys of a limit with algorithm sliding-window or sliding-log of which is kept when connections have passed, except those in use.", "limit")
 	limitHistoryBytes     = desc("limit_histories_bytes", "Memory that these take; at most 16 MiB.", "limit")
 	limitHistoryEvictions = desc("limit_histories_evicted_total", "Histories evicted for another one before they were empty; a new key inherits them.", "limit")

@@ -32,6 +32,10 @@ func scraped(t *testing.T) string {
 	t.Helper()
 	s := fakes.Shaper(t, 2)
 	limits := []shaper.Limit{{Name: "aa", Rate: 8e6, MaxConnections: 7}, {Name: "an", NewConnections: shaper.Frequency{N: 5, Per: time.Minute}, Shared: true}, {Name: "as", NewConnections: shaper.Frequency{N: 5, Per: time.Minute}, Algorithm: shaper.SlidingLog}, {Name: "ak", Key: shaper.KeyPort, Rate: 8e6}, {Name: "aq", Key: shaper.KeyPort, Quota: quota.Quota{Amount: 1000, Period: quota.Period{Calendar: quota.Day}}}, {Name: "ab", Rate: 8e6, Observe: true}, {Name: "at", Rate: 8e6, Match: shaper.Match{Attach: []string{"uplink"}}}}
+	limits = append(limits, shaper.Limit{
+		Name: "ap", Key: shaper.KeySource, IPv4Prefix: 32, IPv6Prefix: 64, MaxConnections: 7,
+		Penalty: &shaper.Penalty{After: shaper.Frequency{N: 100, Per: time.Minute}, Block: time.Minute, Factor: 2, Most: time.Hour},
+	})
 	p, err := s.Compile(limits, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}}}, []shaper.Attachment{{Name: "uplink"}}, nil, false)
 	if err != nil {
 		t.Fatal(err)

@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"net/netip"
+	"os"
 	"strings"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 	"shaperd.dev/shaperd/api"
 	"shaperd.dev/shaperd/internal/term"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 func blocksCommand(e env) *cobra.Command {
@@ -50,19 +54,31 @@ func blocksTable(blocks []api.Block, now time.Time) *term.Table {
 
 func blockCommand(e env) *cobra.Command {
 	var forTime durationFlag
+	var file string
 	cmd := &cobra.Command{
-		Use:   "block PREFIX",
-		Short: "Block a source prefix",
+		Use:   "block {PREFIX | --file LIST}",
+		Short: "Block a source prefix, or a list of them",
 		Long: `Block all traffic from a source address or prefix: refuse new connections and
 datagrams, and reset open connections. A block ends after --for, or with "shaperd
 unblock". It survives reloads, and restarts when "run" has --state. A block is never
 shortened: to do that, unblock the prefix first. Blocks are enforced in every mode, also
-while the daemon observes and during a bypass.`,
+while the daemon observes and during a bypass.
+
+With --file, block all prefixes of a list at once, or none if one is invalid: one a line,
+with comments after "#". "-" is standard input. Up to 100000 prefixes may be blocked.`,
 		Example: `  shaperd block 192.0.2.0/24 --for 10m
-  shaperd block 2001:db8::7`,
+  shaperd block 2001:db8::7
+  shaperd block --file drop.txt --for 1d`,
 		Annotations: changeAnnotations,
-		Args:        wantArgs("PREFIX"),
+		Args:        prefixOrFile(&file),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if file != "" {
+				list, err := e.readPrefixes(file)
+				if err != nil {
+					return err
+				}
+				return e.changeBlocks(cmd.Context(), api.ChangeBlocks{Block: list, Duration: forTime.seconds()})
+			}
 			prefix, err := parsePrefix(args[0])
 			if err != nil {
 				return err
@@ -79,17 +95,22 @@ while the daemon observes and during a bypass.`,
 		},
 	}
 	addForFlag(cmd, &forTime, `until "shaperd unblock"`)
+	cmd.Flags().StringVar(&file, "file", "", "block the prefixes of this `list`")
 	return cmd
 }
 
 func unblockCommand(e env) *cobra.Command {
-	return &cobra.Command{
-		Use:         "unblock PREFIX",
-		Short:       "Remove a block",
-		Long:        `Remove a block. PREFIX is one that "shaperd blocks" lists.`,
-		Example:     `  shaperd unblock 192.0.2.0/24`,
+	var file string
+	cmd := &cobra.Command{
+		Use:   "unblock {PREFIX | --file LIST}",
+		Short: "Remove a block, or those of a list",
+		Long: `Remove a block. PREFIX is one that "shaperd blocks" lists. With --file, remove those of
+all prefixes of a list, as "shaperd block" takes it: a prefix in it that is not blocked
+makes no difference.`,
+		Example: `  shaperd unblock 192.0.2.0/24
+  shaperd unblock --file drop.txt`,
 		Annotations: changeAnnotations,
-		Args:        wantArgs("PREFIX"),
+		Args:        prefixOrFile(&file),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			blocks, err := e.client().Blocks(cmd.Context())
 			var prefixes []string
@@ -102,6 +123,13 @@ func unblockCommand(e env) *cobra.Command {
 			return prefixes, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if file != "" {
+				list, err := e.readPrefixes(file)
+				if err != nil {
+					return err
+				}
+				return e.changeBlocks(cmd.Context(), api.ChangeBlocks{Unblock: list})
+			}
 			prefix, err := parsePrefix(args[0])
 			if err != nil {
 				return err
@@ -117,6 +145,62 @@ func unblockCommand(e env) *cobra.Command {
 			return e.showBlocks(blocks)
 		},
 	}
+	cmd.Flags().StringVar(&file, "file", "", "unblock the prefixes of this `list`")
+	return cmd
+}
+
+// prefixOrFile requires a prefix, or a file in its place.
+func prefixOrFile(file *string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case *file == "":
+			return wantArgs("PREFIX")(cmd, args)
+		case len(args) > 0:
+			return fmt.Errorf("%s takes a prefix or --file, not both", cmd.Name())
+		}
+		return nil
+	}
+}
+
+// readPrefixes reads a list of prefixes from a file, or with "-" from standard input.
+func (e env) readPrefixes(file string) (list []string, err error) {
+	in := e.stdin
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		in = f
+	} else if in == nil {
+		in = strings.NewReader("")
+	}
+	text, err := io.ReadAll(io.LimitReader(in, config.MaxSourceFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", file, err)
+	}
+	if len(text) > config.MaxSourceFile {
+		return nil, fmt.Errorf("%s: larger than %d MiB", file, config.MaxSourceFile>>20)
+	}
+	prefixes, err := config.ParseGroup(file, string(text))
+	for _, p := range prefixes {
+		list = append(list, p.String())
+	}
+	return list, err
+}
+
+func (e env) changeBlocks(ctx context.Context, change api.ChangeBlocks) error {
+	did, err := e.client().ChangeBlocks(ctx, change)
+	if err != nil {
+		return err
+	}
+	return e.show(did, func(p *term.Printer) {
+		verb, n := "blocked", did.Blocked
+		if len(change.Unblock) > 0 {
+			verb, n = "unblocked", did.Unblocked
+		}
+		p.Line("%d of %d %s; %d are blocked in all.", n, max(len(change.Block), len(change.Unblock)), verb, did.Total)
+	})
 }
 
 // parsePrefix parses a prefix of the command line.

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"fmt"
+	"io"
 	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -110,4 +112,52 @@ func TestBlock_NeverEndsSooner(t *testing.T) {
 	if out, _ := s.verb("blocks"); strings.Count(out, `"shaperd unblock"`) != 2 {
 		t.Errorf("not both are blocked permanently:\n%s", out)
 	}
+}
+
+// TestBlock_File blocks and unblocks the prefixes of lists: all or, with a mistake in one line, none.
+func TestBlock_File(t *testing.T) {
+	config := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
+	s := startControlled(t, config, "--state", filepath.Join(filepath.Dir(config), "state"))
+	list := func(text string) string { return writeConfig(t, filepath.Join(t.TempDir(), "list.txt"), text) }
+	good := list("# a list\n192.0.2.0/24\n\n2001:db8::7 # one address\n198.51.100.1\r\n198.51.100.1\n")
+	s.must("block --file "+good+" --for 1h", "3 of 4 blocked; 3 are blocked in all.")
+	s.must("block --file "+good+" --for 1m", "0 of 4 blocked; 3 are blocked in all.")
+	s.must("block --file "+good, "3 of 4 blocked; 3 are blocked in all.")
+	s.must("blocks", "192.0.2.0/24", "2001:db8::7/128", "198.51.100.1/32")
+	s.waitLog(`msg="blocks changed by operator" block=4 unblock=0`)
+	bad := list("203.0.113.1\n10.0.0.0/33\n")
+	s.mustFail("block --file "+bad, bad+`:2:1: "10.0.0.0/33" is not an address`)
+	s.mustFail("unblock --file "+bad, bad+":2:1: ")
+	s.mustFail("block --file /nowhere/list", "/nowhere/list: no such file")
+	s.mustFail("block 192.0.2.1 --file "+good, "takes a prefix or --file, not both")
+	s.mustFail("block", "block requires PREFIX")
+	s.must("unblock --file "+list("2001:db8::7\n203.0.113.1\n"), "1 of 2 unblocked; 2 are blocked in all.")
+	s.must("block --file "+list(""), "0 of 0 blocked; 2 are blocked in all.")
+	if out, _ := s.verb("blocks"); strings.Contains(out, "203.0.113.1") || strings.Contains(out, "2001:db8::7") {
+		t.Errorf("what was refused or unblocked is blocked:\n%s", out)
+	}
+	s.must("unblock --file "+good, "2 of 4 unblocked; 0 are blocked in all.")
+
+	e := env{stdin: strings.NewReader("192.0.2.7\n"), stdout: new(strings.Builder), stderr: io.Discard}
+	if err := run(t.Context(), e, []string{"block", "--file", "-", "--control", s.socket}); err != nil {
+		t.Error(err)
+	}
+	s.must("blocks", "192.0.2.7/32")
+
+	// As many as can be, at once.
+	var many strings.Builder
+	for i := range 100_000 {
+		fmt.Fprintf(&many, "10.%d.%d.%d\n", i>>16, i>>8&255, i&255)
+	}
+	full := list(many.String())
+	s.mustFail("block --file "+full, "100001 prefixes would be blocked, of at most 100000")
+	s.must("unblock 192.0.2.7")
+	begin := time.Now()
+	s.must("block --file "+full+" --for 1h", "100000 of 100000 blocked; 100000 are blocked in all.")
+	t.Logf("blocked in %v", time.Since(begin))
+	s.mustFail("block 192.0.2.7", "100001 prefixes would be blocked")
+	begin = time.Now()
+	s.must("unblock 10.0.0.0")
+	t.Logf("one unblocked in %v", time.Since(begin))
+	s.must("status", "and 99989 more")
 }

@@ -17,14 +17,16 @@ import (
 
 func eventsCommand(e env) *cobra.Command {
 	var follow bool
+	var kind string
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show recent log records of the daemon",
 		Long: `Show the last log records of the daemon at level info or above. With --follow, keep
-printing new ones; with --json and --follow, print one event per line. The journal has
-the whole log.`,
+printing new ones; with --json and --follow, print one event per line. With --kind, show
+only those of a kind: "penalty" are sources that penalties block. The journal has the
+whole log.`,
 		Example: `  shaperd events
-  shaperd events --follow
+  shaperd events --follow --kind penalty
   journalctl -u shaperd`,
 		Annotations: jsonAnnotations,
 		Args:        noArgs(""),
@@ -32,9 +34,9 @@ the whole log.`,
 			if follow {
 				ctx, stop := untilSignal(cmd.Context())
 				defer stop()
-				return followEvents(ctx, e)
+				return followEvents(ctx, e, kind)
 			}
-			events, err := e.client().Events(cmd.Context(), 0)
+			events, err := e.client().Events(cmd.Context(), 0, kind)
 			if err != nil {
 				return err
 			}
@@ -42,6 +44,8 @@ the whole log.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "keep printing new events")
+	cmd.Flags().StringVar(&kind, "kind", "", "show only events of this `kind`: penalty")
+	cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions([]string{"penalty"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -72,14 +76,14 @@ const followInterval = time.Second
 
 // followEvents prints events until ctx ends. When the daemon goes away, it waits for the next
 // one, which numbers its events from 1.
-func followEvents(ctx context.Context, e env) error {
+func followEvents(ctx context.Context, e env, kind string) error {
 	c := e.client()
 	var last uint64
 	var pid int
 	tick := time.NewTicker(followInterval)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		events, err := fetchEvents(ctx, c, &pid, &last)
+		events, err := fetchEvents(ctx, c, kind, &pid, &last)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -103,9 +107,9 @@ func followEvents(ctx context.Context, e env) error {
 	}
 }
 
-// fetchEvents returns the events after *last, or all of them when the daemon's process is no
+// fetchEvents returns the events of a kind, or of all, after *last, or all of them when the daemon's process is no
 // longer *pid. It updates both.
-func fetchEvents(ctx context.Context, c *api.Client, pid *int, last *uint64) ([]api.Event, error) {
+func fetchEvents(ctx context.Context, c *api.Client, kind string, pid *int, last *uint64) ([]api.Event, error) {
 	s, err := c.Status(ctx)
 	if err != nil {
 		return nil, err
@@ -113,7 +117,7 @@ func fetchEvents(ctx context.Context, c *api.Client, pid *int, last *uint64) ([]
 	if s.PID != *pid {
 		*pid, *last = s.PID, 0
 	}
-	events, err := c.Events(ctx, *last)
+	events, err := c.Events(ctx, *last, kind)
 	if n := len(events); n > 0 {
 		*last = events[n-1].ID
 	}

@@ -147,6 +147,11 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Ques
 		fmt.Fprintln(e.stdout, "The attachment observes: nothing is delayed or dropped.")
 		return nil
 	}
+	for _, l := range x.Limits {
+		if text := penaltyCountText(l); text != "" {
+			fmt.Fprintln(e.stdout, text)
+		}
+	}
 	for _, b := range x.Bottlenecks {
 		fmt.Fprintf(e.stdout, "%s: bottleneck is %q.\n", b.Resource, b.Limit)
 	}
@@ -204,6 +209,9 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 	if x.Unavailable != "" {
 		p.Line("%s", p.Red(unavailableText(x.Listener, x.Unavailable)))
 	}
+	for _, y := range x.Penalties {
+		p.Line("%s", p.Red(explainPenalty(y, time.Now())))
+	}
 	printFlowQuota(p, x.Flows)
 	if text := exemptText(x.Exempt); text != "" {
 		p.Line("%s", text)
@@ -218,6 +226,11 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 		for _, l := range x.Limits {
 			if l.Shed > 0 {
 				p.Line("Limit %q %s %s of new connections: \"shaperd limits %s\" says why.", l.Limit, shedVerb(l.Mode), term.Percent(l.Shed), api.Printable(l.Limit))
+			}
+		}
+		for _, l := range x.Limits {
+			if text := penaltyCountText(l); text != "" {
+				p.Line("%s", text)
 			}
 		}
 		p.Line("")

@@ -230,6 +230,9 @@ func printLimit(p *term.Printer, l api.Limit) {
 	if l.Adaptive != nil {
 		printAdaptive(item, l)
 	}
+	if y := l.Penalty; y != nil {
+		item("penalty", "mode %s: %d blocked, %d would be; %d blocks imposed, %d would have been", api.Printable(y.Mode), y.Blocked, y.WouldBlock, y.Imposed, y.WouldImpose)
+	}
 	if l.Shed != nil {
 		printShed(p, item, l)
 	}

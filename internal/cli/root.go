@@ -122,7 +122,7 @@ invalid command line, 3 when no daemon answers.`,
 	for group, verbs := range map[string][]*cobra.Command{
 		groupObserve: {
 			statusCommand(e), topCommand(e), limitsCommand(e), keysCommand(e), talkersCommand(e), connectionsCommand(e),
-			downstreamsCommand(e), sharedCommand(e), explainCommand(e), quotaCommand(e), blocksCommand(e), eventsCommand(e), revisionsCommand(e), planCommand(e),
+			downstreamsCommand(e), sharedCommand(e), explainCommand(e), quotaCommand(e), blocksCommand(e), penaltiesCommand(e), eventsCommand(e), revisionsCommand(e), planCommand(e),
 		},
 		groupControl: {
 			setCommand(e), unsetCommand(e), resetCommand(e), rollbackCommand(e), modeCommand(e, shaper.Observe), modeCommand(e, shaper.Enforce), blockCommand(e), unblockCommand(e),

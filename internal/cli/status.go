@@ -202,6 +202,9 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 	if s.State == "stopping" {
 		p.Line("%s", p.Red("STOPPING: new connections are refused, and the daemon exits when the open ones have ended."))
 	}
+	if text := penalizedText(s.Penalized, s.WouldBePenalized); text != "" {
+		p.Line("%s", text)
+	}
 	printConformance(p, s, limits)
 	slowed, watched := term.NewTable("THROTTLING", "HOW"), term.NewTable("WOULD THROTTLE", "HOW")
 	for _, l := range limits {

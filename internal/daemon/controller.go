@@ -197,8 +197,11 @@ func (s *server) Describe(to *api.Status) {
 	if s.isDraining() {
 		to.State = "stopping"
 	}
-	if s.saver != nil {
-		if err := s.saver.saveError(); err != nil {
+	for _, saver := range []*saver{s.penalties.saver, s.saver} {
+		if saver == nil {
+			continue
+		}
+		if err := saver.saveError(); err != nil {
 			to.StateError = err.Error()
 		}
 	}
@@ -360,39 +363,6 @@ func (s *server) keyToReset(limit string, source netip.Addr) (p *shaper.Policy, 
 		return p, i, k, &refusedError{err}
 	}
 	return p, i, p.KeyOf(i, source), nil
-}
-
-// Block blocks a prefix. It never shortens an existing block: a script that blocks for ten
-// minutes must not undo a permanent block.
-func (s *server) Block(ctx context.Context, p netip.Prefix, d time.Duration) error {
-	return s.update(ctx, func(w *overrides) error {
-		is, t := w.blocks[p], newValidity(d)
-		if is.since.IsZero() || !is.until.IsZero() && (d == 0 || is.until.Before(t.until)) {
-			w.blocks[p] = t
-		}
-		return nil
-	}, "prefix blocked by operator", "prefix", p.String(), "until", endText(d, "it is unblocked"))
-}
-
-// Unblock removes a block.
-func (s *server) Unblock(ctx context.Context, p netip.Prefix) error {
-	return s.update(ctx, func(w *overrides) error {
-		if _, ok := w.blocks[p]; !ok {
-			return w.errNotBlocked(p)
-		}
-		delete(w.blocks, p)
-		return nil
-	}, "prefix unblocked by operator", "prefix", p.String())
-}
-
-// errNotBlocked returns the error that p is not blocked. It names the block that covers p.
-func (w *overrides) errNotBlocked(p netip.Prefix) error {
-	for _, wider := range slices.SortedFunc(maps.Keys(w.blocks), netip.Prefix.Compare) {
-		if wider.Bits() < p.Bits() && wider.Contains(p.Addr()) {
-			return &notFoundError{fmt.Errorf("%v is covered by the block of %v: unblock that", p, wider)}
-		}
-	}
-	return &notFoundError{fmt.Errorf("%v is not blocked", p)}
 }
 
 // Bypass switches the bypass on, so that every limit only observes, or off.

@@ -108,7 +108,8 @@ type server struct {
 	reload         reloader        // owner: the loop of serve
 	quotas         *quotafile.File // nil until a limit has a quota
 	saver          *saver          // nil without a state file
-	migrated       bool            // restored overrides had keys of an earlier version
+	penalties      penalties
+	migrated       bool // restored overrides had keys of an earlier version
 	store          fdStore
 	ready          chan struct{} // closed when the configuration has been applied
 }
@@ -145,8 +146,10 @@ func (s *server) serve(ctx context.Context) error {
 		return err
 	}
 	if s.options.State != "" {
-		s.saver = newSaver(s.options.overridesPath(), s.log)
+		s.saver = newSaver("overrides", s.options.overridesPath(), s.log)
 		defer s.saver.close()
+		s.penalties.saver = newSaver("penalties", s.options.penaltiesPath(), s.log)
+		defer s.penalties.saver.close()
 	}
 	defer s.saveState() // after the proxy has released its buckets
 	defer s.closeQuotas()
@@ -166,6 +169,7 @@ func (s *server) serve(ctx context.Context) error {
 	}
 	defer closeControl()
 	s.restoreState(ctx, policy)
+	s.restorePenalties(ctx)
 	if err := s.applyToPlanes(ctx, l, policy, nil); err != nil {
 		s.plane.close()
 		return err
@@ -229,6 +233,7 @@ func (s *server) serve(ctx context.Context) error {
 			all, joined := s.sharedProblems()
 			problems.update(all, joined, time.Now())
 			nextSchedules = s.followSchedules(commandCtx, nextSchedules)
+			s.savePenalties()
 		case <-stop:
 			close(s.draining)
 			s.reload.cancel()
@@ -239,6 +244,7 @@ func (s *server) serve(ctx context.Context) error {
 			if !s.group.keep {
 				s.plane.close() // and rates, while packets are queued
 			}
+			s.savePenalties()
 			s.group.leave(commandCtx)
 			close(s.done)
 			return nil

@@ -26,6 +26,7 @@ func (s *server) Explain(ask control.ExplainRequest) (api.Explanation, error) {
 		return x, &refusedError{err}
 	}
 	s.addBuckets(found, p)
+	s.addPenalties(found, p)
 	s.addConnections(found, p)
 	s.addDownstreams(found)
 	if found.Attach == nil && found.Flow.Protocol == shaper.UDP {
@@ -100,6 +101,29 @@ func (s *server) addBuckets(x *explain.Explanation, p *shaper.Policy) {
 			worse(l, shaper.Refuse, shaper.ByNewConnections, b.NextAdmission)
 		case b.NextAdmission > 0, b.Reserved:
 			worse(l, shaper.Delay, shaper.ByNewConnections, b.NextAdmission)
+		}
+	}
+}
+
+// addPenalties adds the penalties of the source, which refuse it at all listeners, and how near it is to others.
+func (s *server) addPenalties(x *explain.Explanation, p *shaper.Policy) {
+	if x.Attach != nil {
+		return
+	}
+	now := time.Now()
+	for i := range p.Penalties().All {
+		l := p.Limit(i)
+		if block, blocked := s.proxy.PenaltyOf(l.Name, x.Flow.Source); blocked {
+			x.Penalties = append(x.Penalties, control.NewPenalty(block, now))
+			if block.Enforced {
+				x.Verdict, x.Reason, x.By = shaper.Refuse.String(), shaper.Blocked.String(), l.Name
+			}
+		}
+	}
+	for i := range x.Limits {
+		if near := x.Limits[i].Penalty; near != nil {
+			refusals, left := s.proxy.PenaltyCount(x.Limits[i].Limit, x.Flow.Source)
+			near.Refusals, near.Left = refusals, left.Seconds()
 		}
 	}
 }

@@ -17,32 +17,36 @@ const saveTimeout = 5 * time.Second
 // saveWait is how long a change waits at most until it is saved.
 const saveWait = 500 * time.Millisecond
 
-// saver writes overrides to a file, in a goroutine of its own: a disk that is full or does not
+// saver writes overrides, or penalties, to a file, in a goroutine of its own: a disk that is full or does not
 // answer delays no change, least of all the kill switch. It writes only the latest version.
 type saver struct {
+	what  string // it writes, for the log
 	path  string
 	log   *slog.Logger
 	wake  chan struct{} // a version is pending
 	ended chan struct{}
 
 	mu        sync.Mutex
-	pending   *persistedOverrides
+	pending   persisted
 	idle      chan struct{} // closed, and set to nil, when nothing is pending any more
 	busySince time.Time     // due
 	err       error         // of the last write
 }
 
-func newSaver(path string, log *slog.Logger) *saver {
-	s := &saver{path: path, log: log, wake: make(chan struct{}, 1), ended: make(chan struct{})}
+// persisted is what a file is to have.
+type persisted interface{ writeTo(path string) error }
+
+func newSaver(what, path string, log *slog.Logger) *saver {
+	s := &saver{what: what, path: path, log: log, wake: make(chan struct{}, 1), ended: make(chan struct{})}
 	go s.run()
 	return s
 }
 
 // enqueue schedules o to be written.
-func (s *saver) enqueue(o persistedOverrides) {
+func (s *saver) enqueue(o persisted) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.pending = &o; s.idle == nil {
+	if s.pending = o; s.idle == nil {
 		s.idle, s.busySince = make(chan struct{}), time.Now()
 	}
 	select {
@@ -64,7 +68,7 @@ func (s *saver) run() {
 		}
 		err := o.writeTo(s.path)
 		if err != nil {
-			s.log.Warn("saving overrides failed; a restart restores an earlier version", "err", err)
+			s.log.Warn("saving "+s.what+" failed; a restart restores an earlier version", "err", err)
 		}
 		s.mu.Lock()
 		if s.err = err; s.pending == nil {
@@ -111,10 +115,15 @@ func (s *saver) close() {
 }
 
 // writeTo writes o to a file. It removes the file when o is empty.
-func (o *persistedOverrides) writeTo(path string) error {
+func (o persistedOverrides) writeTo(path string) error {
 	if len(o.Overrides) > 0 || len(o.Blocks) > 0 || o.Bypass != nil || len(o.Drained)+len(o.Held) > 0 {
 		return writeJSON(path, o)
 	}
+	return removeFile(path)
+}
+
+// removeFile removes a file, if it is there.
+func removeFile(path string) error {
 	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

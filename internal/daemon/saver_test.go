@@ -15,7 +15,7 @@ import (
 // TestSaver_WakesTwice schedules two versions, the second between the wake-up for the first and its
 // writing: the second wake-up finds nothing to write.
 func TestSaver_WakesTwice(t *testing.T) {
-	s := newSaver(filepath.Join(t.TempDir(), "overrides"), slog.New(slog.DiscardHandler))
+	s := newSaver("overrides", filepath.Join(t.TempDir(), "overrides"), slog.New(slog.DiscardHandler))
 	s.mu.Lock()
 	s.wake <- struct{}{}
 	testutil.WaitFor(t, "the wake-up", func() bool { return len(s.wake) == 0 })
@@ -31,7 +31,7 @@ func TestSaver_WakesTwice(t *testing.T) {
 // last version must be in the file at the end.
 func TestSaver_Concurrent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "overrides")
-	s := newSaver(path, slog.New(slog.DiscardHandler))
+	s := newSaver("overrides", path, slog.New(slog.DiscardHandler))
 	version := func(i int) persistedOverrides {
 		return persistedOverrides{Drained: []drainedDownstream{{fmt.Sprint(i), "d"}}}
 	}

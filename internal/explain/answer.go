@@ -59,7 +59,12 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 		if l.SlotFor.InTurns() {
 			slotFor = l.SlotFor.String()
 		}
+		var near *api.SourcePenalty
+		if l.Penalty != nil {
+			near = &api.SourcePenalty{Exempt: p.Penalizes(f.Source)>>i&1 == 0, After: l.Penalty.After.N}
+		}
 		x.Limits = append(x.Limits, api.LimitBucket{
+			Penalty: near,
 			SlotFor: slotFor, OwnValues: l.Values() != p.Limit(i).Values(), Limit: l.Name, Key: p.Describe(i, f, x.Route), Direction: direction, Summary: c.Summary(&own), Mode: shaper.Mode(observe).String(),
 		})
 	}

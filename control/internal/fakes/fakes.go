@@ -24,6 +24,8 @@ func Shaper(t testing.TB, limits int) *shaper.Shaper {
 	for i := range limits {
 		all = append(all, shaper.Limit{Name: string(rune('a'+i/26)) + string(rune('a'+i%26)), Rate: 8e6, Observe: i%2 == 1})
 	}
+	all[0].Penalty = &shaper.Penalty{After: shaper.Frequency{N: 100, Per: time.Minute}, Block: time.Minute, Factor: 2, Most: time.Hour}
+	all[0].Key, all[0].IPv4Prefix, all[0].IPv6Prefix, all[0].MaxConnections = shaper.KeySource, 32, 64, 10
 	p, err := s.Compile(all, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}}}, nil, nil, false)
 	if err != nil {
 		t.Fatal(err)
@@ -107,6 +109,14 @@ func (Proxy) Connections(f func(*shaper.ConnectionStatus)) {
 }
 
 func (Proxy) Kill(id uint64) bool { return id == 1 }
+
+func (Proxy) Penalties() []shaper.PenaltyStatus {
+	source := netip.MustParsePrefix("192.0.2.7/32")
+	return []shaper.PenaltyStatus{
+		{Limit: "aa", Source: source, Age: time.Hour, Left: -time.Minute, Times: 3},
+		{Limit: "ab", Source: source, Age: time.Minute, Left: time.Minute, Times: 1, Observed: true},
+	}
+}
 
 func (Proxy) Buckets(_ int, keys ...shaper.Key) []shaper.BucketState {
 	return slices.Repeat([]shaper.BucketState{{BacklogBytes: 1000, Queued: 2, NextDeparture: time.Millisecond}}, len(keys))
