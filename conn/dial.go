@@ -128,7 +128,7 @@ func (s *session) dialReady(events uint32, now leaky.Time) {
 		s.endTrial(now)
 		s.reached(false, now)
 		s.dialSucceeded(now)
-		header, err := s.proxyHeader()
+		header, err := s.proxyHeader(now)
 		if err != nil {
 			s.abort(shaper.NotConnected, now)
 			return

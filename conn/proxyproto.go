@@ -108,15 +108,22 @@ func (s *session) rejectHeader(now leaky.Time) {
 
 // proxyHeader returns the header that is sent to the downstream before the first byte, or
 // nil.
-func (s *session) proxyHeader() ([]byte, error) {
-	version := s.config.Load().SendProxy
+func (s *session) proxyHeader(now leaky.Time) ([]byte, error) {
+	config := s.config.Load()
+	version := config.SendProxy
 	if version == shaper.NoProxy {
 		return nil, nil
 	}
 	if !s.originalDst.IsValid() {
 		s.originalDst = localAddr(s.client.fd)
 	}
-	return proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(s.clientAddr), net.TCPAddrFromAddrPort(s.originalDst)).Format()
+	header := proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(s.clientAddr), net.TCPAddrFromAddrPort(s.originalDst))
+	if config.SendStanding {
+		if err := header.SetTLVs(s.standingTLVs(now)); err != nil {
+			return nil, err
+		}
+	}
+	return header.Format()
 }
 
 // proxyHeader returns the header that is sent before each datagram of f, or nil.

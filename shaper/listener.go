@@ -53,6 +53,9 @@ type Listener struct {
 	// first byte, and before each datagram.
 	SendProxy ProxyVersion
 
+	// SendStanding adds to a header of version 2 for a TCP connection how many more the limits leave its source.
+	SendStanding bool
+
 	// Transparent makes downstreams see the addresses of sources, and the listener accept what is
 	// addressed to other hosts, if Addresses has theirs. The rules of package tproxy make the kernel
 	// deliver that traffic here, and the downstreams' replies. It requires CAP_NET_RAW or CAP_NET_ADMIN.

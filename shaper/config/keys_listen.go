@@ -148,6 +148,14 @@ var listenKeys = keys{
 			"and with `\"v2\"` before each UDP datagram too. Limits count it. `\"v1\"` is for TCP alone.",
 	},
 	{
+		name: "send_standing", typ: booleanType, def: "false", needs: []condition{tcpAddress, sendingV2},
+		field:    fieldOf(func(l *shaper.Listener) *bool { return &l.SendStanding }),
+		omitZero: true,
+		doc: "Tell the downstream in the header of a TCP connection [how it stands](operation.md#what-a-downstream-is-told) with the limit on " +
+			"connections that leaves the fewest: TLVs 0xE0, how many there may be; 0xE1, how many more there may be now; and of a rate 0xE2, in " +
+			"how many seconds all of them may come again.",
+	},
+	{
 		name: "transparent", typ: booleanType, def: "false",
 		field:    fieldOf(func(l *shaper.Listener) *bool { return &l.Transparent }),
 		omitZero: true,
@@ -366,6 +374,7 @@ var (
 	notV1ForUDP      = needs("", `"v1" is unsupported for UDP: use "v2"`, func(l *shaper.Listener, _ isSet) bool {
 		return l.SendProxy != shaper.ProxyV1 || !l.Accepts(shaper.UDP)
 	})
+	sendingV2 = needs("`send_proxy = \"v2\"`", "", func(l *shaper.Listener, _ isSet) bool { return !l.SendStanding || l.SendProxy == shaper.ProxyV2 })
 	// Where only one of several ports cannot be reached, connections to the others must not wait.
 	oneTCPPort = needs("a single address, of TCP, with a single port", "", func(l *shaper.Listener, _ isSet) bool {
 		return l.OnDown == shaper.DownRefuse || len(l.Addresses) == 0 || onlyOneTCPPort(l)

@@ -1,0 +1,147 @@
+package conn
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	proxyproto "github.com/pires/go-proxyproto"
+
+	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// The header tells the downstream what the limit with the fewest left leaves the source, and it is true: so many more
+// connections are admitted at once, and no more.
+func TestStanding(t *testing.T) {
+	bySource := func(l shaper.Limit) shaper.Limit {
+		l.Key, l.IPv4Prefix, l.IPv6Prefix = shaper.KeySource, 32, 64
+		return l
+	}
+	perHour := shaper.Frequency{N: 6, Per: time.Hour}
+	for name, tt := range map[string]struct {
+		limits []shaper.Limit
+		first  string // limit, remaining, reset
+		second string
+		more   int // connections that are admitted after the second
+	}{
+		"none":           {nil, "", "", -1},
+		"cap":            {[]shaper.Limit{bySource(shaper.Limit{Name: "cap", MaxConnections: 5})}, "5 4 -", "5 3 -", 3},
+		"observing":      {[]shaper.Limit{{Name: "cap", MaxConnections: 5, Observe: true}}, "", "", -1},
+		"spaced":         {[]shaper.Limit{bySource(shaper.Limit{Name: "new", NewConnections: shaper.Frequency{N: 3600_000, Per: time.Hour}})}, "1 0 1", "1 0 1", -1},
+		"burst":          {[]shaper.Limit{bySource(shaper.Limit{Name: "new", NewConnections: perHour, BurstConnections: 4})}, "4 3 600", "4 2 1200", 2},
+		"fixed window":   {[]shaper.Limit{bySource(shaper.Limit{Name: "new", NewConnections: perHour, Algorithm: shaper.FixedWindow})}, "6 5 ?", "6 4 ?", 4},
+		"sliding window": {[]shaper.Limit{bySource(shaper.Limit{Name: "new", NewConnections: perHour, Algorithm: shaper.SlidingWindow})}, "6 5 ?", "6 4 ?", 4},
+		"sliding log":    {[]shaper.Limit{bySource(shaper.Limit{Name: "new", NewConnections: perHour, Algorithm: shaper.SlidingLog})}, "6 5 ?", "6 4 ?", 4},
+		"several": {
+			[]shaper.Limit{bySource(shaper.Limit{Name: "cap", MaxConnections: 50, NewConnections: perHour, BurstConnections: 4}), {Name: "all", MaxConnections: 4}},
+			"4 3 600", "4 2 1200", 2,
+		},
+		"several, and the cap is the narrowest": {
+			[]shaper.Limit{bySource(shaper.Limit{Name: "cap", MaxConnections: 50, NewConnections: perHour, BurstConnections: 4}), {Name: "all", MaxConnections: 3}},
+			"3 2 -", "3 1 -", 1,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			told := make(chan string, 100)
+			addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
+				h, err := proxyproto.Read(bufio.NewReader(c))
+				if err != nil {
+					return // at the end of the test, when those that wait get in
+				}
+				told <- standingText(t, h)
+				io.Copy(io.Discard, c)
+			})
+			r := start(t, shaper.TCP, addr)
+			r.listen.SendProxy, r.listen.SendStanding = shaper.ProxyV2, true
+			for i := range tt.limits { // those beyond wait: a reset may come before they are connected
+				tt.limits[i].QueueTimeout, tt.limits[i].MaxQueue = time.Hour, 100
+			}
+			r.apply(tt.limits...)
+			for i, want := range []string{tt.first, tt.second} {
+				if name == "spaced" && i > 0 {
+					time.Sleep(5 * time.Millisecond) // one passes each millisecond
+				}
+				dial(t, r.addr()).Write([]byte("x"))
+				if got := <-told; !alike(got, want) {
+					t.Errorf("connection %d is told %q, want %q", i, got, want)
+				}
+			}
+			if tt.more < 0 {
+				return
+			}
+			for range tt.more + 3 {
+				dial(t, r.addr()).Write([]byte("x"))
+			}
+			for range tt.more {
+				<-told
+			}
+			select {
+			case got := <-told:
+				t.Errorf("more than %d were admitted: %s", tt.more, got)
+			case <-time.After(50 * time.Millisecond):
+			}
+		})
+	}
+}
+
+// standingText returns limit, remaining and reset in h, "-" for one that is not there; "" without any.
+func standingText(t *testing.T, h *proxyproto.Header) string {
+	all, err := h.TLVs()
+	if err != nil {
+		t.Error(err)
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	values := map[proxyproto.PP2Type]string{}
+	for _, v := range all {
+		values[v.Type] = string(v.Value)
+	}
+	text := ""
+	for i := range 3 {
+		v := values[tlvLimit+proxyproto.PP2Type(i)]
+		if v == "" {
+			v = "-"
+		}
+		text += " " + v
+	}
+	if len(values) > 3 || len(values) != len(all) {
+		t.Errorf("%+v", all)
+	}
+	return text[1:]
+}
+
+// alike reports whether got is want, in which "?" is a number of seconds up to an hour or two.
+func alike(got, want string) bool {
+	var limit, remaining, wantLimit, wantRemaining, reset int
+	if n, _ := fmt.Sscanf(want, "%d %d ?", &wantLimit, &wantRemaining); n != 2 || want[len(want)-1] != '?' {
+		return got == want
+	}
+	n, err := fmt.Sscanf(got, "%d %d %d", &limit, &remaining, &reset)
+	return err == nil && n == 3 && limit == wantLimit && remaining == wantRemaining && reset > 0 && reset <= 7200
+}
+
+// Without send_standing nothing is told.
+func TestStanding_Off(t *testing.T) {
+	told := make(chan string, 1)
+	addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
+		h, err := proxyproto.Read(bufio.NewReader(c))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		told <- standingText(t, h)
+	})
+	r := start(t, shaper.TCP, addr)
+	r.listen.SendProxy = shaper.ProxyV2
+	r.apply(shaper.Limit{Name: "cap", Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, MaxConnections: 5})
+	dial(t, r.addr()).Write([]byte("x"))
+	if got := <-told; got != "" {
+		t.Errorf("told %q", got)
+	}
+}
