@@ -170,7 +170,7 @@ func TestQuota_LastByte(t *testing.T) {
 	if err := c.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := c.Read(got); err != io.EOF {
+	if n, err := c.Read(got); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %d bytes, %v", n, err)
 	}
 	r.settle()

@@ -87,7 +87,7 @@ func Open(path string, now time.Time) (_ *File, _ map[string]*quota.Record, err 
 		if err = unix.Flock(int(f.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			break
 		}
-		if err != unix.EWOULDBLOCK && err != unix.EINTR || wait <= 0 {
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || wait <= 0 {
 			return nil, nil, fmt.Errorf("another process has it open: %w", err)
 		}
 		time.Sleep(lockRetry)
