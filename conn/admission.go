@@ -229,6 +229,8 @@ func (a *admission) precheck(f *shaper.Flow, listen string, draw float64, now le
 			why = shaper.None
 			if gt.atRate(now) {
 				why = shaper.ByNewConnections
+			} else if gt.awaitsClaim(now) { // it could not be admitted at once: nobody is evicted for it yet
+				why = shaper.QuotaUsed
 			}
 		}
 		if why != shaper.None {

@@ -35,6 +35,8 @@ func (a *admission) dispatch(list []*gate, now leaky.Time) {
 				why = shaper.None
 			}
 			switch {
+			case why == shaper.QuotaUsed && gt.budget.Left() == 0:
+				a.refuseUsedUp(gt, now)
 			case why == shaper.ByNewConnections:
 				a.armPacer(gt, now)
 			case why != shaper.None || gt.reservedAgainst(first, first.paid):

@@ -68,6 +68,12 @@ func (sc *scheduler) queueFor(p *shaper.Policy, i int, key shaper.Key, now leaky
 		}
 		q.timer.Fire = func(now leaky.Time) { sc.markRunnable(q); sc.run(now) }
 		sc.byKey[key] = q
+		sc.refresh(q, now)
+		if l := p.Limit(i); q.budget != nil && l.QuotaSlow > 0 && q.budget.Left() == 0 { // the bucket is as a slow queue has left it
+			slow := l.SlowShape(q.whole)
+			q.shape, q.slow = &slow, &slow
+		}
+		return q
 	}
 	sc.refresh(q, now)
 	return q

@@ -39,6 +39,7 @@ type quotas struct {
 	keys    map[string]int           // how many of budgets a limit has, by its name
 	wanting []*budget                // claims that are not being written
 	removed []string                 // records that are over
+	full    map[string]leaky.Time    // until when no room is looked for in a limit, by its name
 	retry   pacer.Event
 	failing error // why the last write failed, or nil
 
@@ -60,7 +61,9 @@ type budget struct {
 	index  int        // in quotas.list
 	refs   int        // queues and gates
 	valid  leaky.Time // until when the slot was looked at
-	listed bool       // in quotas.wanting
+	listed bool       // in quotas.wanting, or being written
+	reset  bool       // since it was last written
+	inFile bool       // the file has, or may have, a record of it
 	queues []*queue   // in which a unit waits for a claim
 	gates  []*gate    // at which a connection may
 }
@@ -71,7 +74,7 @@ const othersSuffix = "|others"
 func newQuotas(l *loop) *quotas {
 	qs := &quotas{
 		wall: time.Now, boot: l.clock.Boot, post: l.post, wheel: &l.pacer.Wheel, sharing: l.sharing,
-		budgets: map[string]*budget{}, keys: map[string]int{},
+		budgets: map[string]*budget{}, keys: map[string]int{}, full: map[string]leaky.Time{},
 	}
 	qs.retry.Fire = func(leaky.Time) { qs.write() }
 	qs.rolling.at, qs.rolling.boot = qs.wall(), qs.boot()
@@ -158,6 +161,7 @@ func (qs *quotas) add(name string, l *shaper.Limit) *budget {
 	b := &budget{
 		Budget: *quota.New(l.Quota, r, qs.now(&l.Quota.Period)), quotas: qs, name: name, limit: l.Name, index: len(qs.list),
 	}
+	b.inFile = qs.saved[name] != nil
 	delete(qs.saved, name)
 	qs.keys[l.Name]++
 	qs.budgets[name] = b
@@ -168,8 +172,15 @@ func (qs *quotas) add(name string, l *shaper.Limit) *budget {
 // roomTries is how many budgets are looked at for one that is over.
 const roomTries = 64
 
+// roomPause is for how long none is looked for after that found none: a flood of sources must not cost more than others do.
+const roomPause = leaky.Second / 50
+
 // makeRoom drops a budget of a limit that is over, and reports whether it found one.
 func (qs *quotas) makeRoom(limit string) bool {
+	now := qs.sharing.clock()
+	if now < qs.full[limit] {
+		return false
+	}
 	tries := roomTries
 	for _, b := range qs.budgets { // in random order
 		if b.limit == limit && b.refs == 0 && !b.listed && qs.isOver(b) {
@@ -180,6 +191,7 @@ func (qs *quotas) makeRoom(limit string) bool {
 			break
 		}
 	}
+	qs.full[limit] = now + roomPause
 	return false
 }
 
@@ -198,8 +210,10 @@ func (qs *quotas) drop(b *budget) {
 	qs.list[last] = nil
 	qs.list = qs.list[:last]
 	qs.keys[b.limit]--
-	qs.removed = append(qs.removed, b.name)
-	qs.write()
+	if b.inFile {
+		qs.removed = append(qs.removed, b.name)
+		qs.write()
+	}
 }
 
 // close ends the use of b by a queue or a gate.
@@ -226,6 +240,9 @@ func (qs *quotas) follow(b *budget, l *shaper.Limit, now leaky.Time) {
 
 // observe counts what an observing limit lets pass.
 func (qs *quotas) observe(p *shaper.Policy, i int, key shaper.Key, bytes, packets uint64, now leaky.Time) {
+	if !p.Limit(i).HasUnitQuota() {
+		return // gates count connections
+	}
 	b := qs.open(p, i, key, now)
 	if b.Quota().Unit == quota.Packets {
 		b.Use(packets)
@@ -278,6 +295,7 @@ func (qs *quotas) write() {
 	}
 	for _, b := range claims {
 		r := b.Claim()
+		b.reset, b.inFile = false, true
 		records[b.name] = &r
 	}
 	go func() {
@@ -301,9 +319,11 @@ func (qs *quotas) written(claims []*budget, removed []string, records map[string
 		for _, q := range b.queues {
 			qs.sharing.scheduler.markRunnable(q)
 		}
-		b.queues = nil
 		gates = append(gates, b.gates...)
-		if b.refs == 0 && b.Empty() {
+		b.queues, b.gates = nil, nil
+		if b.reset { // during the write
+			qs.enlist(b)
+		} else if b.refs == 0 && b.Empty() {
 			qs.drop(b)
 		}
 	}
@@ -434,6 +454,8 @@ func (p *Proxy) ResetQuota(i int, k shaper.Key) (found bool) {
 
 // reset forgets what was used of b. What its limit refuses for it now passes as soon as that is in the file.
 func (qs *quotas) reset(b *budget) {
-	b.Reset()
+	period := b.Quota().Period
+	b.Reset(qs.now(&period))
+	b.valid, b.reset = 0, true
 	qs.enlist(b)
 }

@@ -14,7 +14,10 @@ import (
 
 // ration is what a unit holds of the quota of a queue, from its turn there until it has left. So it counts as of that instant: what
 // leaves later, from other queues, needs no more of it.
-type ration struct{ amount, turn uint64 }
+type ration struct {
+	budget       *budget // the queue may have another one, or none, after a reload
+	amount, turn uint64
+}
 
 // rationing is the result of ration.
 type rationing uint8
@@ -31,14 +34,14 @@ func (sc *scheduler) ration(h *hop, u *unit, now leaky.Time) rationing {
 	need := u.bytes
 	if b.Quota().Unit == quota.Packets {
 		need = u.packets
-	} else if u.most > 0 {
+	} else if u.most > 0 && !u.droppable { // a datagram leaves as a whole, whatever it holds of the queues before
 		need = u.most
 	}
 	left := b.Left()
 	switch {
 	case h.slow != nil:
 		return rationTaken
-	case u.droppable && left < need && sc.slows(h.queue):
+	case u.droppable && left > 0 && left < need && sc.slows(h.queue):
 		need = left // the last of it: it may be the smaller part of a datagram
 	case u.droppable && left < need || left == 0:
 		return rationDenied
@@ -58,16 +61,18 @@ func (sc *scheduler) ration(h *hop, u *unit, now leaky.Time) rationing {
 		if !slices.Contains(b.queues, h.queue) {
 			b.queues = append(b.queues, h.queue)
 		}
+		until := leaky.Never
 		if u.droppable {
-			sc.armTimer(h.queue, u.deadline(h.shape)+1)
+			until = u.deadline(h.shape) + 1
 		}
+		sc.armTimer(h.queue, until) // booked units do not wait for the file
 		u.delayedAt |= 1 << u.pos
 		return rationPending
 	}
 	if u.rations == nil {
 		u.rations = make([]ration, len(u.path))
 	}
-	u.rations[u.pos] = ration{need, b.Use(need)}
+	u.rations[u.pos] = ration{b, need, b.Use(need)}
 	if b.Quota().Unit == quota.Bytes {
 		u.most = need
 	}
@@ -76,9 +81,9 @@ func (sc *scheduler) ration(h *hop, u *unit, now leaky.Time) rationing {
 }
 
 // settle returns what a unit did not need of its rations when so much of it has left.
-func settle(path []hop, rations []ration, bytes, packets uint64) {
-	for i, r := range rations {
-		b := path[i].budget
+func settle(rations []ration, bytes, packets uint64) {
+	for _, r := range rations {
+		b := r.budget
 		if r.amount == 0 || b == nil {
 			continue
 		}
@@ -198,10 +203,25 @@ func (a *admission) checkQuotas(f *shaper.Flow, r shaper.Route, now leaky.Time) 
 		if b := a.budgets.find(a.policy, i, key, now); b != nil && b.Left() == 0 {
 			a.policy.State(i).Connections.Add(shaper.Refuse, shaper.QuotaUsed, 1)
 			recordRefusal(a.shaper, a.policy.State(i), key, f.Source, now)
-			period := b.Quota().Period
-			left := max(b.End().Sub(a.budgets.now(&period)), time.Second)
-			return l, left + rand.N(min(left, returnTime))
+			return l, b.returnIn()
 		}
 	}
 	return nil, 0
+}
+
+// returnIn is when a client of b, which is used up, is told to come back.
+func (b *budget) returnIn() time.Duration {
+	period := b.Quota().Period
+	left := max(b.End().Sub(b.quotas.now(&period)), time.Second)
+	return left + rand.N(min(left, returnTime))
+}
+
+// refuseUsedUp refuses the connections that wait at gt for a claim, when others have used the last of its quota.
+func (a *admission) refuseUsedUp(gt *gate, now leaky.Time) {
+	for len(gt.queued) > 0 && !gt.nextQueue().paid {
+		w := gt.nextQueue().waiters.First()
+		a.countRefusal(gt, shaper.QuotaUsed, w.flow.Source, now)
+		a.outcomes = append(a.outcomes, outcome{w, refusal{limit: gt.limit, reason: shaper.QuotaUsed, retryAfter: gt.budget.returnIn()}})
+		a.dequeue(w, now)
+	}
 }

@@ -174,6 +174,10 @@ func (sc *scheduler) serve(q *queue, now leaky.Time) {
 		if q.budget != nil {
 			switch sc.ration(h, u, now) {
 			case rationDenied:
+				if sc.slows(q) { // a unit that was just booked holds the last of it
+					sc.slowDown(q, now)
+					continue
+				}
 				sc.drop(u, shaper.QuotaUsed)
 				continue
 			case rationPending:
@@ -272,7 +276,7 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 			sc.postpone(q, now)
 		}
 	}
-	settle(path, rations, bytes, packets)
+	settle(rations, bytes, packets)
 	if requeue {
 		// It was there all the time, so it keeps what is left of the lateness.
 		u.arrived, u.readySince = now, last
@@ -345,7 +349,7 @@ func (sc *scheduler) remove(u *unit) {
 
 // leaveEarlier removes u from the first n of its queues, which it had moved on from. What it holds of quotas is returned.
 func (sc *scheduler) leaveEarlier(u *unit, n int) {
-	settle(u.path, u.rations, 0, 0)
+	settle(u.rations, 0, 0)
 	u.rations = nil
 	for i := range u.path[:n] {
 		h := &u.path[i]

@@ -32,6 +32,9 @@ func (s *server) openQuotas(ctx context.Context, policy *shaper.Policy) error {
 	}
 	f, err := runAsync(ctx, func() (opened, error) {
 		f, records, err := quotafile.Open(s.options.quotasPath(), time.Now())
+		if err == nil && ctx.Err() != nil { // nobody waits any more, and the lock would keep the next attempt out
+			return opened{}, errors.Join(ctx.Err(), f.Close())
+		}
 		return opened{f, records}, err
 	})
 	if errors.Is(err, context.DeadlineExceeded) {

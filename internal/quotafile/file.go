@@ -133,11 +133,17 @@ func (f *File) read() error {
 	if !ok {
 		return errors.New("line 1 is damaged, or this is another file; " + advice)
 	}
+	if len(text) == 0 {
+		return errors.New("line 2 is missing; " + advice) // it was written with the first
+	}
 	for n := 2; len(text) > 0; n++ {
 		one, rest, whole := bytes.Cut(text, []byte{'\n'})
 		entries, err := parse(one)
-		if err != nil || !whole {
-			if isUnfinished(rest) {
+		if err == nil && !whole {
+			err = errors.New("it has no end")
+		}
+		if err != nil {
+			if n > 2 && (!whole || !isWhole(one)) && isUnfinished(rest) { // the second was renamed into place with the first
 				return nil
 			}
 			return fmt.Errorf("line %d is damaged: %w; %s", n, err, advice)
@@ -153,14 +159,29 @@ func (f *File) read() error {
 // isUnfinished reports whether a damaged line is what a crash left of the last write: no whole line follows it.
 func isUnfinished(rest []byte) bool {
 	for one := range bytes.SplitSeq(rest, []byte{'\n'}) {
-		if _, err := parse(one); err == nil {
+		if isWhole(one) {
 			return false
 		}
 	}
 	return true
 }
 
+// isWhole reports whether a line was written as it is. It may have records that this host does not understand.
+func isWhole(text []byte) bool {
+	_, err := check(text)
+	return err == nil
+}
+
 func parse(text []byte) (entries []entry, err error) {
+	body, err := check(text)
+	if err == nil {
+		err = json.Unmarshal(body, &entries)
+	}
+	return entries, err
+}
+
+// check returns a line without its checksum.
+func check(text []byte) (body []byte, err error) {
 	sum, body, ok := bytes.Cut(text, []byte{' '})
 	want, err := strconv.ParseUint(string(sum), 16, 32)
 	switch {
@@ -169,8 +190,7 @@ func parse(text []byte) (entries []entry, err error) {
 	case uint32(want) != crc32.Checksum(body, table):
 		return nil, errors.New("its checksum is another")
 	}
-	err = json.Unmarshal(body, &entries)
-	return entries, err
+	return body, nil
 }
 
 // appendLine appends a line with records to a text.
@@ -200,7 +220,7 @@ func (f *File) Write(records map[string]*quota.Record) error {
 	if err := appendLine(&text, records); err != nil {
 		return err
 	}
-	if f.file == nil || f.total+len(records) > rewriteRatio*len(f.live)+rewriteSlack {
+	if f.file == nil || f.total+len(records) > rewriteRatio*len(f.live)+rewriteSlack || f.size > maxSize/2 && f.total > 2*len(f.live) {
 		if err := f.rewrite(); err != nil {
 			return err
 		}
@@ -232,15 +252,16 @@ func (f *File) rewrite() error {
 	if err := appendLine(&text, f.live); err != nil {
 		return err
 	}
+	if f.file != nil { // it may be replaced, whatever the errors that follow
+		_ = f.file.Close()
+		f.file = nil
+	}
 	if err := safefile.Write(f.folder, f.name, text.Bytes(), safefile.Ownership{Mode: 0o600, UID: -1}, nil); err != nil {
 		return fmt.Errorf("write quotas: %w", err)
 	}
 	next, err := os.OpenFile(filepath.Join(f.folder.Name(), f.name), os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
-	}
-	if f.file != nil {
-		_ = f.file.Close()
 	}
 	f.file, f.size, f.total = next, int64(text.Len()), len(f.live)
 	return nil

@@ -47,14 +47,14 @@ func (b *Budget) adopt(r *Record) {
 	case len(r.Used) == 0 || r.Unit != b.quota.Unit:
 	case r.Period == b.quota.Period:
 		now := b.start
-		b.start, b.end = r.Period.slot(r.Start) // which is later if the clock was set back
+		b.start, b.end = r.Period.slotBegun(r.Start) // which is later if the clock was set back
 		copy(b.used, r.Used)
 		b.sum()
 		b.Follow(now)
 	default: // what ended before the present slot began is not in it
 		start := r.Start
 		for _, n := range r.Used {
-			if _, end := r.Period.slot(start); end.After(b.start) {
+			if _, end := r.Period.slotBegun(start); end.After(b.start) {
 				b.used[0] += n
 			}
 			start = start.Add(-r.Period.Rolling / rollingSlots)
@@ -171,8 +171,9 @@ func (b *Budget) record(present uint64) Record {
 	return r
 }
 
-// Reset forgets what was used.
-func (b *Budget) Reset() {
+// Reset forgets what was used, and also that the clock once was in a later slot.
+func (b *Budget) Reset(now time.Time) {
+	b.start, b.end = b.quota.Period.slot(now)
 	clear(b.used)
 	b.before, b.claimed, b.asked = 0, 0, 0
 	b.turn++

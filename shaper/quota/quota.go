@@ -91,6 +91,18 @@ func (p *Period) slot(t time.Time) (start, end time.Time) {
 	}
 }
 
+// slotBegun returns the slot that began at start, perhaps in another time zone: that of the host may have changed.
+func (p *Period) slotBegun(start time.Time) (from, end time.Time) {
+	switch p.Calendar {
+	case NoCalendar:
+		return p.slot(start)
+	case Day:
+		return p.slot(start.Add(12 * time.Hour))
+	default:
+		return p.slot(start.Add(36 * time.Hour))
+	}
+}
+
 // slots is how many slots count besides the present one.
 func (p *Period) slots() int {
 	if p.Calendar == NoCalendar {

@@ -252,7 +252,7 @@ func TestBudget_Reset(t *testing.T) {
 	b.Claimed(r, true)
 	turn := b.Use(2)
 	pending := b.Claim()
-	b.Reset()
+	b.Reset(now)
 	b.Claimed(pending, true) // it was being written
 	b.Return(2, turn)
 	if b.Used() != 0 || b.Ready() != 0 || b.Left() != 512 {

@@ -16,7 +16,7 @@ type Record struct {
 
 // Over reports whether all that r counts is over at now.
 func (r *Record) Over(now time.Time) bool {
-	_, end := r.Period.slot(r.Start)
+	_, end := r.Period.slotBegun(r.Start)
 	return !now.Before(end.Add(r.Period.Rolling))
 }
 
