@@ -302,7 +302,6 @@ func (a *admission) swap(p *shaper.Policy, publish func(), now leaky.Time) {
 	waiting := a.dequeueAll(now)
 	publish()
 	a.policy, a.policySince = p, now
-	a.budgets.load(p)
 	a.updateAdapters(now)
 	a.updatePenalties(now)
 	clear(a.quotas) // those of gates at which nothing waits

@@ -180,6 +180,7 @@ func (c *change) swap(now leaky.Time) {
 	}
 	alike := !moved && p.shaper.Policy().CountsSameKeys(c.policy)
 	p.admission.swap(c.policy, func() { p.shaper.Swap(c.policy, now) }, now)
+	p.loop.quotas.load()
 	p.loop.sharing.reload(now)
 	if !alike {
 		p.sessions.each(func(s *session) { s.updateSlots(now) })

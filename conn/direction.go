@@ -139,9 +139,15 @@ func (d *direction) refused(q *queue, why shaper.Reason) {
 			return
 		}
 		if !d.holds() {
-			n, errno := sock.Peek(d.src.fd, s.proxy.loop.scratch[:1])
-			if errno != 0 || n == 0 { // there is nothing, or the end: reading that takes nothing of the quota
-				d.move(1)
+			switch n, errno := sock.Peek(d.src.fd, s.proxy.loop.scratch[:1]); {
+			case errno == unix.EAGAIN:
+				d.src.markDrained()
+				return
+			case errno != 0:
+				s.readFailed(d.src, now)
+				return
+			case n == 0: // the end takes nothing of the quota
+				d.shutdown()
 				s.finish(now)
 				return
 			}

@@ -4,6 +4,7 @@ package conn
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -30,10 +31,14 @@ type quotas struct {
 	wall    func() time.Time
 	boot    func() leaky.Time
 	post    func(func(now leaky.Time))
+	later   func(func(now leaky.Time))
 	wheel   *pacer.Wheel
 	sharing *sharing
 
-	saved   map[string]*quota.Record // in the file, of limits without a quota
+	saved   map[string]*quota.Record // in the file, and not among budgets
+	names   []string                 // of saved, and perhaps others
+	looked  int                      // how many of names are of limits without a quota
+	loading bool                     // loadSome will be called
 	budgets map[string]*budget       // by name
 	list    []*budget                // the same
 	keys    map[string]int           // how many of budgets a limit has, by its name
@@ -73,7 +78,7 @@ const othersSuffix = "|others"
 
 func newQuotas(l *loop) *quotas {
 	qs := &quotas{
-		wall: time.Now, boot: l.clock.Boot, post: l.post, wheel: &l.pacer.Wheel, sharing: l.sharing,
+		wall: time.Now, boot: l.clock.Boot, post: l.post, later: l.runLater, wheel: &l.pacer.Wheel, sharing: l.sharing,
 		budgets: map[string]*budget{}, keys: map[string]int{}, full: map[string]leaky.Time{},
 	}
 	qs.retry.Fire = func(leaky.Time) { qs.write() }
@@ -86,7 +91,7 @@ func newQuotas(l *loop) *quotas {
 func (p *Proxy) UseQuotas(store QuotaStore, saved map[string]*quota.Record) {
 	p.loop.call(func(leaky.Time) {
 		qs := p.loop.quotas
-		qs.store, qs.saved = store, saved
+		qs.store, qs.saved, qs.names = store, saved, slices.Collect(maps.Keys(saved))
 		for _, r := range saved {
 			if r.Period.Calendar == quota.NoCalendar && r.Start.After(qs.now(&r.Period)) { // the clock was set back, or is wrong after a boot
 				qs.rolling.at, qs.rolling.boot = r.Start, qs.boot()
@@ -95,15 +100,39 @@ func (p *Proxy) UseQuotas(store QuotaStore, saved map[string]*quota.Record) {
 	})
 }
 
-// load adds the saved budgets of the limits of p.
-func (qs *quotas) load(p *shaper.Policy) {
-	if p.Quotas() == 0 {
-		return
+// load adds the saved budgets of the limits of the policy, some in each round. Those that are needed before are added then.
+func (qs *quotas) load() {
+	qs.looked = 0
+	if len(qs.names) > 0 && !qs.loading {
+		qs.loading = true
+		qs.later(qs.loadSome)
 	}
-	for name := range qs.saved {
-		if i := p.Find(limitOfBudget(name)); i >= 0 && p.Limit(i).Quota.Amount > 0 {
+}
+
+// loadBatch is how many saved budgets are looked at in a round: 0.3 ms.
+const loadBatch = 256
+
+func (qs *quotas) loadSome(leaky.Time) {
+	p := qs.sharing.shaper.Policy()
+	for range loadBatch {
+		if qs.looked == len(qs.names) {
+			break
+		}
+		name := qs.names[qs.looked]
+		if qs.saved[name] != nil {
+			i := p.Find(limitOfBudget(name))
+			if i < 0 || p.Limit(i).Quota.Amount == 0 {
+				qs.looked++
+				continue
+			}
 			qs.add(name, p.Limit(i))
 		}
+		last := len(qs.names) - 1
+		qs.names[qs.looked] = qs.names[last]
+		qs.names = qs.names[:last]
+	}
+	if qs.loading = qs.looked < len(qs.names); qs.loading {
+		qs.later(qs.loadSome)
 	}
 }
 
@@ -123,7 +152,11 @@ func (qs *quotas) now(p *quota.Period) time.Time {
 // find returns the budget of a key of limit i, or nil if nothing was used there.
 func (qs *quotas) find(p *shaper.Policy, i int, key shaper.Key, now leaky.Time) *budget {
 	l := p.Limit(i)
-	b := qs.budgets[qs.nameFor(p, l, key)]
+	name := qs.nameFor(p, l, key)
+	b := qs.budgets[name]
+	if b == nil && qs.saved[name] != nil {
+		b = qs.add(name, l)
+	}
 	if b != nil {
 		qs.follow(b, l, now)
 	}
@@ -146,7 +179,10 @@ func (qs *quotas) open(p *shaper.Policy, i int, key shaper.Key, now leaky.Time) 
 // nameFor returns the name of the budget of a key of l.
 func (qs *quotas) nameFor(p *shaper.Policy, l *shaper.Limit, key shaper.Key) string {
 	name := p.ShareName(key)
-	if l.Key != 0 && qs.budgets[name] == nil && qs.keys[l.Name] >= shaper.MaxQuotaKeys && !qs.makeRoom(l.Name) {
+	if name == "" { // its listener was removed
+		return l.Name + othersSuffix
+	}
+	if l.Key != 0 && qs.budgets[name] == nil && qs.saved[name] == nil && qs.keys[l.Name] >= shaper.MaxQuotaKeys && !qs.makeRoom(l.Name) {
 		return l.Name + othersSuffix
 	}
 	return name
@@ -410,8 +446,11 @@ func (p *Proxy) Quotas(f func(*shaper.QuotaStatus)) {
 			}
 			for ; at > 0 && n < len(buffer); at-- {
 				b := qs.list[at-1]
-				if i := policy.Find(b.limit); i >= 0 && policy.Limit(i).Quota.Amount > 0 {
-					qs.follow(b, policy.Limit(i), now)
+				i := policy.Find(b.limit)
+				if i < 0 || policy.Limit(i).Quota.Amount == 0 {
+					continue
+				}
+				if qs.follow(b, policy.Limit(i), now); !b.Empty() {
 					buffer[n] = b.status(policy.Limit(i))
 					n++
 				}
@@ -437,14 +476,14 @@ func (b *budget) status(l *shaper.Limit) shaper.QuotaStatus {
 }
 
 // ResetQuota forgets what was used of the quota of a key of limit i of the current policy, in the file too, before long. It reports
-// whether anything was.
+// whether anything was, and was counted apart.
 func (p *Proxy) ResetQuota(i int, k shaper.Key) (found bool) {
 	p.loop.call(func(now leaky.Time) {
 		policy := p.shaper.Policy()
 		if i >= policy.Len() {
 			return
 		}
-		if b := p.loop.quotas.find(policy, i, k, now); b != nil {
+		if b := p.loop.quotas.find(policy, i, k, now); b != nil && b.name != b.limit+othersSuffix {
 			found = true
 			p.loop.quotas.reset(b)
 		}

@@ -64,7 +64,7 @@ func versionOf(path []hop) (version uint64) {
 			version += 1 + sh.version
 		}
 		if path[i].slow != nil {
-			version += 1 << 32 // a queue is slow for hours, and its share has not changed as often then
+			version += 1 << (32 + min(i, 31)) // a queue is slow for hours, and its share has not changed as often then
 		}
 	}
 	return version

@@ -43,7 +43,7 @@ func TestAuditLog_RecordsEveryChange(t *testing.T) {
 		{"set limit per-source rate=2MB/s", "limit overridden by operator"},
 		{"unset limit per-source", "limit override removed by operator"},
 		{"reset per-source --source 192.0.2.1", "bucket reset by operator"},
-		{"quota reset a-day --source 192.0.2.1", "quota reset by operator"},
+		{"quota reset a-day --source 127.0.0.1", "quota reset by operator"},
 		{"observe per-source", `set="observe=true"`},
 		{"enforce per-source", `set="observe=false"`},
 		{"block 192.0.2.1", "prefix blocked by operator"},

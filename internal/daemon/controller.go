@@ -340,7 +340,9 @@ func (s *server) ResetQuota(ctx context.Context, limit string, source netip.Addr
 		case p.Limit(i).Quota.Amount == 0:
 			return &refusedError{fmt.Errorf("limit %q has no quota", limit)}
 		}
-		s.proxy.ResetQuota(i, k)
+		if !s.proxy.ResetQuota(i, k) {
+			return &refusedError{fmt.Errorf("nothing was used of the quota of limit %q there, or it is not counted apart", limit)}
+		}
 		return nil
 	}, "quota reset by operator", "limit", limit, "source", source.String())
 }

@@ -37,7 +37,23 @@ func (p *Plan) Warnings() (all []string) {
 			all = append(all, fmt.Sprintf("[shared] store = %q is not encrypted: who is on the way to it can read the password and lift limits", url))
 		}
 	}
-	return slices.Concat(all, p.timeoutWarnings(), p.crossedLimits(), p.openSharedLimits())
+	return slices.Concat(all, p.timeoutWarnings(), p.crossedLimits(), p.openSharedLimits(), p.forgeableQuotas())
+}
+
+// forgeableQuotas returns a warning for each quota by source of which forged datagrams can take the keys.
+func (p *Plan) forgeableQuotas() (all []string) {
+	for i := range p.Config.Limits {
+		l := &p.Config.Limits[i]
+		if l.Quota.Amount == 0 || l.Key&shaper.KeySource == 0 || l.Match.Protocol == shaper.TCP {
+			continue
+		}
+		if slices.ContainsFunc(p.Config.Listen, func(n shaper.Listener) bool {
+			return n.Accepts(shaper.UDP) && (len(l.Match.Listen) == 0 || slices.Contains(l.Match.Listen, n.Name))
+		}) {
+			all = append(all, fmt.Sprintf("limit %q: forged sources of UDP can take all %d keys of its quota, and later sources share one: match protocol \"tcp\", or sources that cannot be forged", l.Name, shaper.MaxQuotaKeys))
+		}
+	}
+	return all
 }
 
 // openSharedLimits returns a warning for each shared limit that packets are not under when the daemon has stopped,

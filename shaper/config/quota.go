@@ -17,7 +17,7 @@ var quotaKeys = keys{
 		doc: "What may pass in a `day`, `week` or `month` of the calendar, or in any `24h`, for each key: bytes of payload, `packets` (datagrams, " +
 			"if UDP alone matches) or `connections`, as in `\"5000connections/day\"`. A time zone may follow, as in `\"100GB/month Europe/Berlin\"`; " +
 			"it is that of the host without. What was used survives restarts and crashes, in a file next to that of `--state`, which it needs. " +
-			"A crash costs up to 1/256 of it. The first 50,000 keys of a limit are counted apart, later ones together. Not `shared`. " +
+			"A crash costs up to 1/256 of it, or a unit. The first 50,000 keys of a limit are counted apart, later ones together. Not `shared`. " +
 			"See [Quotas](operation.md#quotas).",
 	},
 	{
