@@ -381,6 +381,7 @@ type Explanation struct {
 	Attachment  string        `json:"attachment,omitempty"`
 	ASN         uint32        `json:"asn,omitempty"`
 	ASName      string        `json:"as_name,omitempty"`
+	Class       *Class        `json:"class,omitempty"`  // absent at attachments, and without classes
 	Limits      []LimitBucket `json:"limits"`           // in the order in which they apply
 	Exempt      []string      `json:"exempt,omitempty"` // limits that would apply if they did not except the source
 	Bottlenecks []Bottleneck  `json:"bottlenecks"`
@@ -393,6 +394,13 @@ type Explanation struct {
 	Hold        *Hold         `json:"hold,omitempty"`        // why new ones wait, whatever the limits
 	Flows       *FlowQuota    `json:"flows,omitempty"`       // only for a UDP address of a listener
 	Connections []Connection  `json:"connections"`           // of the source, at most 20
+}
+
+// Class is the class of a connection.
+type Class struct {
+	Name     string `json:"name"`
+	Weight   int    `json:"weight"`
+	Priority int    `json:"priority"`
 }
 
 // FlowQuota is the number of UDP flows of a source and of its listener, and their maxima.

@@ -15,6 +15,7 @@ type Class struct {
 	Set Set    // limits that match the address
 
 	excepted Set // limits that would match a source if they did not except it
+	classes  Set // classes that match a source
 }
 
 // addresses maps an address to its class: one binary search covers all limits and groups, and the
@@ -64,7 +65,7 @@ type addressBuilder struct {
 // the one after its last.
 type edge struct {
 	at    segments.Addr6 // an IPv4 address in the low 32 bits
-	index uint32         // limit, group, index of values, or ASN
+	index uint32         // limit, class, group, index of values, or ASN
 	kind  edgeKind
 	delta int8  // 1 at the begin, -1 after the end
 	bits  uint8 // of a prefix
@@ -77,6 +78,7 @@ const (
 	ofASN    edgeKind = iota
 	ofMatch           // a limit
 	ofExcept          // a limit
+	ofClass
 	ofGroup
 	ofValues
 )

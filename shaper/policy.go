@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math/bits"
 	"net/netip"
@@ -48,6 +49,7 @@ type Route struct {
 	ToDownstream   Set
 	FromDownstream Set
 	row            uint32 // of tiers, see addresses
+	classes        Set    // classes that match the source
 }
 
 // Limits returns the limits of both directions.
@@ -69,6 +71,7 @@ type Policy struct {
 	destinations     addresses
 	ports            []uint16 // starts of segments
 	portSets         []Set
+	portClasses      []Set // classes, by segment
 	origins          []origin
 	listeners        []*ListenerState // states of the first origins
 	listenerIndex    map[string]uint16
@@ -92,6 +95,10 @@ type Policy struct {
 	tiers            [MaxLimits][]tier
 	slots            [][2]leaky.Slots
 	maxTotalDelay    []leaky.Time
+	classes          []TrafficClass // the default class last
+	classStates      []*ClassState
+	classProtocol    [numProtocols]Set
+	classAnySource   Set // classes that match any source
 }
 
 // origin is the listener or the attachment of flows, or neither.
@@ -99,16 +106,33 @@ type origin struct {
 	name string // "" if neither
 	id   uint16 // ID in keys; 0 if neither
 	set  Set    // limits of its flows
+
+	classes Set // of its flows
 }
 
-// Compile validates limits and compiles them to a policy. listeners and attachments
-// are the configured origins of traffic. table may be nil; then every ASN is 0.
-// With observe only limits with Always are enforced. groups are those that limits name.
-//
-// The error joins a *LimitError for each invalid limit. Compile also fails if the policies
-// of s have had more than some 65,000 distinct names of listeners and attachments.
+// Rules are what a policy is compiled from.
+type Rules struct {
+	Limits      []Limit
+	Listeners   []Listener   // with Attachments the origins of traffic
+	Attachments []Attachment // at interfaces
+	ASNs        *asn.Table   // may be nil; then every ASN is 0
+	Observe     bool         // only limits with Always are enforced
+	Groups      []Group      // that limits and classes name
+	Classes     []TrafficClass
+}
+
+// Compile is [Shaper.CompileRules] without classes.
 func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Attachment, table *asn.Table, observe bool, groups ...Group) (*Policy, error) {
-	if err := validate(limits, listeners, attachments, groups); err != nil {
+	return s.CompileRules(Rules{Limits: limits, Listeners: listeners, Attachments: attachments, ASNs: table, Observe: observe, Groups: groups})
+}
+
+// CompileRules validates rules and compiles them to a policy.
+//
+// The error joins a *LimitError for each mistake in a limit, and a *ClassError for each in a class. It also fails if the policies
+// of s have had more than some 65,000 distinct names of listeners and attachments.
+func (s *Shaper) CompileRules(r Rules) (*Policy, error) {
+	limits, listeners, attachments, table, observe, groups := r.Limits, r.Listeners, r.Attachments, r.ASNs, r.Observe, r.Groups
+	if err := errors.Join(validate(&r), errors.Join(r.validateClasses()...)); err != nil {
 		return nil, err
 	}
 	if err := s.checkOrigins(listeners, attachments); err != nil {
@@ -118,6 +142,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 	slices.SortFunc(p.limits, func(a, b Limit) int {
 		return cmp.Or(cmp.Compare(b.specificity(), a.specificity()), cmp.Compare(a.Name, b.Name))
 	})
+	p.addClasses(s, r.Classes)
 	p.addOrigins(s, listeners, attachments)
 	for i := range p.limits {
 		l := &p.limits[i]
@@ -183,6 +208,11 @@ func (p *Policy) addOrigins(s *Shaper, listeners []Listener, attachments []Attac
 				o.set |= 1 << i
 			}
 		}
+		for c := range p.classes {
+			if matches(&p.classes[c].Match) {
+				o.classes |= 1 << c
+			}
+		}
 		p.origins = append(p.origins, o)
 	}
 	for _, l := range listeners {
@@ -238,26 +268,38 @@ func (p *Policy) buildPorts() {
 			starts = append(starts, int(r.First), int(r.Last)+1)
 		}
 	}
+	for c := range p.classes {
+		for _, r := range p.classes[c].Match.Port {
+			starts = append(starts, int(r.First), int(r.Last)+1)
+		}
+	}
 	slices.Sort(starts)
 	for _, start := range slices.Compact(starts) {
 		if start > 65535 {
 			break
 		}
-		var set Set
+		var set, classes Set
 		for i := range p.limits {
-			m := &p.limits[i].Match
-			if len(m.Port) == 0 || slices.ContainsFunc(m.Port, func(r PortRange) bool {
-				return int(r.First) <= start && start <= int(r.Last)
-			}) {
+			if p.limits[i].Match.matchesPort(start) {
 				set |= 1 << i
 			}
 		}
-		if n := len(p.portSets); n > 0 && p.portSets[n-1] == set {
+		for c := range p.classes {
+			if p.classes[c].Match.matchesPort(start) {
+				classes |= 1 << c
+			}
+		}
+		if n := len(p.portSets); n > 0 && p.portSets[n-1] == set && p.portClasses[n-1] == classes {
 			continue
 		}
 		p.ports = append(p.ports, uint16(start))
 		p.portSets = append(p.portSets, set)
+		p.portClasses = append(p.portClasses, classes)
 	}
+}
+
+func (m *Match) matchesPort(port int) bool {
+	return len(m.Port) == 0 || slices.ContainsFunc(m.Port, func(r PortRange) bool { return int(r.First) <= port && port <= int(r.Last) })
 }
 
 // Len returns the number of limits.
@@ -347,6 +389,7 @@ func (p *Policy) Route(f *Flow) Route {
 		ToDownstream:   set & p.direction[ToDownstream],
 		FromDownstream: set & p.direction[FromDownstream],
 		row:            c.Row,
+		classes:        c.classes,
 	}
 }
 
@@ -378,8 +421,11 @@ func (p *Policy) portSet(port uint16) Set {
 	if len(p.ports) == 1 {
 		return p.portSets[0]
 	}
-	i := sort.Search(len(p.ports), func(i int) bool { return p.ports[i] > port })
-	return p.portSets[i-1]
+	return p.portSets[p.portSegment(port)]
+}
+
+func (p *Policy) portSegment(port uint16) int {
+	return sort.Search(len(p.ports), func(i int) bool { return p.ports[i] > port }) - 1
 }
 
 // Key identifies a bucket: a limit, and the fields of a flow that make up the limit's

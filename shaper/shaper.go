@@ -20,6 +20,7 @@ type Shaper struct {
 	states        map[string]*LimitState    // by name
 	listeners     map[string]*ListenerState // by name
 	attachmentIDs map[string]uint16         // by name
+	classes       map[string]*ClassState    // by name
 	bookings      [MaxLimits][2]leaky.Booking
 	coldParts     uint32     // of shared limits, see SetCold
 	coldSince     leaky.Time // when coldParts last changed
@@ -33,6 +34,7 @@ func New(keys int) *Shaper {
 		states:        map[string]*LimitState{},
 		listeners:     map[string]*ListenerState{},
 		attachmentIDs: map[string]uint16{},
+		classes:       map[string]*ClassState{},
 	}
 	empty, _ := s.Compile(nil, nil, nil, nil, false) // an empty policy is valid
 	s.policy.Store(empty)

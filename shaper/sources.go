@@ -16,7 +16,8 @@ func (p *Policy) buildSources(groups []Group, table *asn.Table) *LimitError {
 	r := &sourceRules{all: b.all, groups: groups, asns: map[uint32]asnRules{}, rowIndex: map[string]uint32{}}
 	b.sources = r
 	used := r.useGroups(p.limits, groups)
-	byASN := false
+	used |= r.useClasses(p.classes[:max(len(p.classes)-1, 0)], b)
+	byASN := r.classByASN != 0
 	for i := range p.limits {
 		l := &p.limits[i]
 		bit := Set(1) << i
@@ -91,6 +92,10 @@ type sourceRules struct {
 	asns                    map[uint32]asnRules
 	groupMatch, groupExcept [MaxGroups]Set // limits, by group
 
+	classes                                Set // of the policy, without the default class
+	classMatched, classByASN, classByGroup Set // those that match some prefixes, some AS or some groups only
+	groupClasses                           [MaxGroups]Set
+
 	groups     []Group
 	limits     []*Limit // those with tiers, by rank
 	width      int
@@ -107,6 +112,7 @@ type sourceRules struct {
 // asnRules are the limits that match an AS, and those that except it, and the groups that have it.
 type asnRules struct {
 	match, except Set
+	classes       Set
 	groups        uint64
 }
 
@@ -147,6 +153,33 @@ func (r *sourceRules) useGroups(limits []Limit, groups []Group) (used uint64) {
 		each(l.Except.Group, func(g int) { r.groupExcept[g] |= 1 << i })
 		for t := range l.For {
 			each([]string{l.For[t].Group}, func(int) {})
+		}
+	}
+	return used
+}
+
+// useClasses records which sources classes match, and returns the groups that they name.
+func (r *sourceRules) useClasses(classes []TrafficClass, b *addressBuilder) (used uint64) {
+	r.classes = 1<<len(classes) - 1
+	for c := range classes {
+		m, bit := &classes[c].Match, Set(1)<<c
+		b.addPrefixes(m.Source, edge{kind: ofClass, index: uint32(c)})
+		if len(m.Source) > 0 {
+			r.classMatched |= bit
+		}
+		if len(m.ASN) > 0 {
+			r.classByASN |= bit
+		}
+		for _, n := range m.ASN {
+			r.change(n, func(a *asnRules) { a.classes |= bit })
+		}
+		if len(m.Group) > 0 {
+			r.classByGroup |= bit
+		}
+		for _, name := range m.Group {
+			g := slices.IndexFunc(r.groups, func(g Group) bool { return g.Name == name })
+			used |= 1 << g
+			r.groupClasses[g] |= bit
 		}
 	}
 	return used
@@ -211,13 +244,15 @@ func (r *sourceRules) inBoth(a, b uint32, bits uint8) string {
 func (r *sourceRules) classify(here *place) Class {
 	a := r.asns[here.asn]
 	groups := here.in[ofGroup] | a.groups
-	match, except := r.all&^r.byGroup, Set(here.in[ofExcept])|a.except
+	match, except, classes := r.all&^r.byGroup, Set(here.in[ofExcept])|a.except, r.classes&^r.classByGroup
 	for g := range Set(groups).All {
 		match |= r.groupMatch[g]
 		except |= r.groupExcept[g]
+		classes |= r.groupClasses[g]
 	}
 	match &= (^r.matched | Set(here.in[ofMatch])) & (^r.byASN | a.match)
-	return Class{ASN: here.asn, Set: match &^ except, Row: r.rowOf(here, a.groups), excepted: match & except}
+	classes &= (^r.classMatched | Set(here.in[ofClass])) & (^r.classByASN | a.classes)
+	return Class{ASN: here.asn, Set: match &^ except, Row: r.rowOf(here, a.groups), excepted: match & except, classes: classes}
 }
 
 // rowOf returns the index of the tiers of the sources in one place, of which the groups have the AS.

@@ -8,7 +8,7 @@ import (
 
 // The tables that [Policy.Route] searches, for a plane that classifies by itself.
 // Addresses and ports are cut into segments: each is yielded with its start, the first
-// at 0, and ends before the next start. Adjacent segments differ in value. Tiers are left out.
+// at 0, and ends before the next start. Adjacent segments differ in value. Tiers and classes are left out.
 
 // Sources4 yields the segments of IPv4 source addresses, in host byte order.
 func (p *Policy) Sources4() iter.Seq2[uint32, Class] { return p.sources.all4 }
@@ -26,6 +26,9 @@ func (p *Policy) Destinations6() iter.Seq2[segments.Addr6, Set] { return setsOf(
 func (p *Policy) Ports() iter.Seq2[uint16, Set] {
 	return func(yield func(uint16, Set) bool) {
 		for i, start := range p.ports {
+			if i > 0 && p.portSets[i] == p.portSets[i-1] { // their classes differ
+				continue
+			}
 			if !yield(start, p.portSets[i]) {
 				return
 			}
@@ -54,7 +57,7 @@ func yieldAll[A any](s *addresses, all iter.Seq2[A, uint32], yield func(A, Class
 	last := Class{Row: 1} // none
 	for start, i := range all {
 		class := s.classes[i]
-		class.Row, class.excepted = 0, 0
+		class.Row, class.excepted, class.classes = 0, 0, 0
 		if class == last {
 			continue
 		}

@@ -33,7 +33,8 @@ const (
 
 // validate returns the errors in limits. The configuration has friendlier checks; these
 // protect a Policy from any caller.
-func validate(limits []Limit, listeners []Listener, attachments []Attachment, groups []Group) error {
+func validate(r *Rules) error {
+	limits, listeners, attachments, groups := r.Limits, r.Listeners, r.Attachments, r.Groups
 	if len(limits) > MaxLimits {
 		return fmt.Errorf("too many limits: %d (maximum %d)", len(limits), MaxLimits)
 	}

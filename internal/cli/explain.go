@@ -126,6 +126,9 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Ques
 		fmt.Fprint(e.stdout, ", unknown AS")
 	}
 	fmt.Fprintln(e.stdout)
+	if text := classText(x.Class); text != "" {
+		fmt.Fprintln(e.stdout, text)
+	}
 	if text := exemptText(x.Exempt); text != "" {
 		fmt.Fprintln(e.stdout, text)
 	}
@@ -213,6 +216,9 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 		p.Line("%s", p.Red(explainPenalty(y, time.Now())))
 	}
 	printFlowQuota(p, x.Flows)
+	if text := classText(x.Class); text != "" {
+		p.Line("%s", text)
+	}
 	if text := exemptText(x.Exempt); text != "" {
 		p.Line("%s", text)
 	}
@@ -249,6 +255,14 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 		p.Line("")
 		p.Table(connectionsTable(x.Connections))
 	}
+}
+
+// classText says which class a connection has, or is "" without classes.
+func classText(c *api.Class) string {
+	if c == nil {
+		return ""
+	}
+	return fmt.Sprintf("Class %q: weight %d, priority %d.", api.Printable(c.Name), c.Weight, c.Priority)
 }
 
 // exemptText says which limits except a source, or is "".

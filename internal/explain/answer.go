@@ -43,6 +43,10 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 		x.ASN = p.ASN(q.Source)
 	}
 	x.ASName = p.ASName(x.ASN)
+	if x.Attach == nil && p.Classes() > 1 {
+		c := p.Class(p.ClassOf(f, x.Route, false))
+		x.Class = &api.Class{Name: c.Name, Weight: c.Weight, Priority: c.Priority}
+	}
 	for i := range p.Exempt(f).All {
 		x.Exempt = append(x.Exempt, p.Limit(i).Name)
 	}

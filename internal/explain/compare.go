@@ -32,6 +32,9 @@ func (q *Question) Compare(was, is Side) (lines []string, err error) {
 	if after == nil || err != nil {
 		return []string{fmt.Sprintf("listener %q is gone, or no longer accepts these: open connections continue until they end", q.Listener)}, nil
 	}
+	if was, is := classText(before.Class), classText(after.Class); was != is {
+		lines = append(lines, "class  "+was+"  ->  "+is)
+	}
 	find := func(all []api.LimitBucket, name string) *api.LimitBucket {
 		if i := slices.IndexFunc(all, func(l api.LimitBucket) bool { return l.Limit == name }); i >= 0 {
 			return &all[i]
@@ -84,6 +87,13 @@ func (q *Question) nameIn(was, is *config.Config) string {
 		}
 	}
 	return ""
+}
+
+func classText(c *api.Class) string {
+	if c == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%s, weight %d, priority %d", c.Name, c.Weight, c.Priority)
 }
 
 func describe(l *api.LimitBucket) string {

@@ -88,10 +88,17 @@ func (p *Plan) At(at time.Time) (*Plan, error) { return p.With(p.Config.ActiveAt
 
 // Compile builds the policy of p for s.
 func (p *Plan) Compile(s *shaper.Shaper) (*shaper.Policy, error) {
-	policy, err := s.Compile(p.limits(), p.Config.Listen, p.Config.Attach, p.asns, p.observe, p.groups()...)
+	policy, err := s.CompileRules(shaper.Rules{
+		Limits: p.limits(), Listeners: p.Config.Listen, Attachments: p.Config.Attach, ASNs: p.asns, Observe: p.observe,
+		Groups: p.groups(), Classes: p.Config.Classes,
+	})
 	var at *shaper.LimitError
 	if errors.As(err, &at) {
 		return nil, p.Config.Error(at.Limit, at.Key, at.Key+": "+at.Msg)
+	}
+	var atClass *shaper.ClassError
+	if errors.As(err, &atClass) {
+		return nil, p.Config.ClassError(atClass.Class, atClass.Key, atClass.Key+": "+atClass.Msg)
 	}
 	if err != nil {
 		return nil, err
@@ -116,7 +123,9 @@ func (p *Plan) checkSchedules() error {
 		if _, err = then.values(&c.Limits[i]); err != nil {
 			return err
 		}
-		policy, err := shaper.New(1).Compile(c.Limits[i:i+1], c.Listen, c.Attach, p.asns, false, then.groups()...)
+		policy, err := shaper.New(1).CompileRules(shaper.Rules{
+			Limits: c.Limits[i : i+1], Listeners: c.Listen, Attachments: c.Attach, ASNs: p.asns, Groups: then.groups(), Classes: c.Classes,
+		})
 		var at *shaper.LimitError
 		if errors.As(err, &at) {
 			return c.Error(i, at.Key, at.Key+": "+at.Msg)

@@ -141,6 +141,7 @@ func (l *loader) check(root *node) {
 	for _, limit := range l.c.Limits {
 		limits = append(limits, limit.Name)
 	}
+	l.checkClasses(listeners)
 	l.checkKnown(l.overridden, "limit", "limit", limits)
 	for i, limit := range l.c.Limits {
 		l.checkKnown(l.references[i].listen, "listen", "listener", listeners)

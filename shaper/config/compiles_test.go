@@ -33,7 +33,7 @@ func TestLoad_Compiles(t *testing.T) {
 		keys = append(keys, key)
 	}
 	slices.Sort(keys)
-	loaded, refused, ofAttachments, shared, tiered := 0, 0, 0, 0, 0
+	loaded, refused, ofAttachments, shared, tiered, classes := 0, 0, 0, 0, 0, 0
 	check := func(t *rapid.T) {
 		var b strings.Builder
 		b.WriteString(listenDB + "[[listen]]\nname = \"sms\"\naddress = [\"udp://0.0.0.0:2775\"]\ndownstream = [\"sms.local\"]\n")
@@ -48,6 +48,12 @@ func TestLoad_Compiles(t *testing.T) {
 			b.WriteString("[[limit]]\nname = \"tiers\"\nmatch.listen = [\"db\"]\nkey = [\"source\"]\n")
 			fmt.Fprintf(&b, "for = %s\nrate = \"1MB/s\"\nipv4_prefix = %d\n", rapid.SampledFrom(values["for"]).Draw(t, "of groups"), rapid.SampledFrom([]int{8, 24, 32}).Draw(t, "prefix"))
 			for _, key := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"max_connections", "new_connections", "burst_connections", "algorithm", "burst"}), 0, 4, rapid.ID).Draw(t, "tiered") {
+				fmt.Fprintf(&b, "%s = %s\n", key, rapid.SampledFrom(values[key]).Draw(t, key))
+			}
+		}
+		for i := range rapid.IntRange(0, 2).Draw(t, "classes") {
+			fmt.Fprintf(&b, "[[class]]\nname = \"c%d\"\nweight = %d\n", i, rapid.IntRange(1, 100).Draw(t, "weight"))
+			for _, key := range rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"match.listen", "match.source", "match.port", "match.asn", "match.group"}), 1, 3, rapid.ID).Draw(t, "class") {
 				fmt.Fprintf(&b, "%s = %s\n", key, rapid.SampledFrom(values[key]).Draw(t, key))
 			}
 		}
@@ -93,6 +99,7 @@ func TestLoad_Compiles(t *testing.T) {
 				tiered++
 			}
 		}
+		classes += len(c.Classes)
 		compile(t, c)
 		if _, err := json.Marshal(c.Canonical()); err != nil {
 			t.Fatal(err)
@@ -102,7 +109,7 @@ func TestLoad_Compiles(t *testing.T) {
 		rapid.Check(t, check)
 	}
 	t.Logf("%d loaded, %d were refused", loaded, refused)
-	if shared == 0 || tiered == 0 || ofAttachments == 0 || ofAttachments == loaded || refused == 0 {
-		t.Errorf("%d loaded, %d of them for attachments, %d shared, %d with tiers, %d were refused: want some of all", loaded, ofAttachments, shared, tiered, refused)
+	if shared == 0 || classes == 0 || tiered == 0 || ofAttachments == 0 || ofAttachments == loaded || refused == 0 {
+		t.Errorf("%d loaded, %d of them for attachments, %d shared, %d with tiers, %d classes, %d were refused: want some of all", loaded, ofAttachments, shared, tiered, classes, refused)
 	}
 }

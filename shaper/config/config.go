@@ -37,11 +37,13 @@ type Config struct {
 	Listen      []shaper.Listener
 	Attach      []shaper.Attachment
 	Groups      []Group
+	Classes     []shaper.TrafficClass // the first one that matches traffic has it
 	Limits      []shaper.Limit
 	Penalties   []Penalty // those of Limits
 
 	files   []parsedFile // the main one first
 	groupAt []*node      // position of each of Groups
+	classAt []*node      // position of each of Classes
 	limitAt []*node      // position of each of Limits
 	asnAt   []*node      // position of each of ASN.Files
 
@@ -91,8 +93,14 @@ type ASN struct {
 // Error returns an error about c.Limits[limit] with the position of a key, such as
 // "rate" or "match.listen", or of the limit's header when it has no such key. The
 // position of an overridden key is that of the override.
-func (c *Config) Error(limit int, key, msg string) *Error {
-	n := c.limitAt[limit]
+func (c *Config) Error(limit int, key, msg string) *Error { return errorAt(c.limitAt[limit], key, msg) }
+
+// ClassError is [Config.Error] about c.Classes[class].
+func (c *Config) ClassError(class int, key, msg string) *Error {
+	return errorAt(c.classAt[class], key, msg)
+}
+
+func errorAt(n *node, key, msg string) *Error {
 	for _, part := range strings.Split(key, ".") {
 		n = n.child(part)
 	}

@@ -340,7 +340,9 @@ func TestIsHostname(t *testing.T) {
 
 // compile checks that a loaded configuration compiles.
 func compile(t interface{ Fatalf(string, ...any) }, c *Config) {
-	if _, err := shaper.New(1024).Compile(c.Limits, c.Listen, c.Attach, nil, c.Daemon.Observe, groupsOf(c)...); err != nil {
+	if _, err := shaper.New(1024).CompileRules(shaper.Rules{
+		Limits: c.Limits, Listeners: c.Listen, Attachments: c.Attach, Observe: c.Daemon.Observe, Groups: groupsOf(c), Classes: c.Classes,
+	}); err != nil {
 		t.Fatalf("loads, but does not compile: %v", err)
 	}
 }

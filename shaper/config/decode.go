@@ -30,6 +30,8 @@ type loader struct {
 	shareds      []table          // [shared] of each file
 	groups       []table          // tables of c.Groups
 	named        []place          // names of groups in limits
+	classes      []table          // tables of c.Classes
+	classListens [][]item[string] // names of listeners in them
 	listens      []table          // tables of c.Listen
 	addresses    []locatedAddress
 	attaches     []table // tables of c.Attach
@@ -73,6 +75,9 @@ func (l *loader) file(t table) {
 	}
 	for _, group := range t.tables("group") {
 		l.addGroup(group)
+	}
+	for _, class := range t.tables("class") {
+		l.class(class)
 	}
 	for _, listen := range t.tables("listen") {
 		l.listen(listen)

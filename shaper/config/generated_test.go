@@ -269,6 +269,7 @@ func TestDefaults(t *testing.T) {
 		"shed":       {limited + "shed = { cpu = \"50%\"@ }\n", limited + "max_connections = 1\n[[limit]]\nname = \"m\"\nshed = { limit = \"l\"@ }\n"},
 		"breaker":    {onePort + "breaker = { probe = 1@ }\n", onePort + "breaker = { after = 5@ }\n"},
 		"attach":     {"[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n@\n[[limit]]\nname = \"l\"\nmatch.attach = [\"up\"]\nmax_connections = 1\n"},
+		"class":      {limited + "rate = \"1MB/s\"\n[[class]]\nname = \"c\"\n@\n"},
 		"limit": {
 			limited + "match.protocol = \"udp\"\nrate = \"1MB/s\"\npackets = \"5/s\"\nmax_connections = 5\n@\n",
 			limited + "key = [\"source\"]\nrate = \"1MB/s\"\n@\n",

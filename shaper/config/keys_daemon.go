@@ -42,8 +42,15 @@ var fileKeys = keys{
 	{
 		name: "group", typ: tablesType(groupKeys),
 		field: elementsOf(func(c *Config) []Group { return c.Groups }),
-		doc: "A group of sources, which limits name in `match.group`, `except.group` or `for`, and penalties in `except.group`: those of its prefixes, and those of its AS. " +
+		doc: "A group of sources, which limits name in `match.group`, `except.group` or `for`, classes in `match.group`, and penalties in `except.group`: those of its prefixes, and those of its AS. " +
 			"At most 64.",
+	},
+	{
+		name: "class", typ: tablesType(classKeys),
+		field: elementsOf(func(c *Config) []shaper.TrafficClass { return c.Classes }),
+		doc: "A class of connections and UDP flows at listeners: by its weight their sources share a bucket with those of other classes, and " +
+			"by its priority they are admitted. Traffic is of the first class that matches it, in the order of the file, then of " +
+			"those in `conf.d`. At most 16.",
 	},
 	{
 		name: "limit", typ: tablesType(limitKeys),

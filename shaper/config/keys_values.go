@@ -103,7 +103,7 @@ func differences(l, tier *shaper.Limit) string {
 	return strings.Join(values, ", ")
 }
 
-// place is where a group is named in a limit, by its index.
+// place is where a group is named in a limit, by its index, or in a class, by -1.
 type place struct {
 	limit int
 	key   string
@@ -179,7 +179,7 @@ func (l *loader) checkGroups() {
 		case !t.has("source") && !t.has("asn") && !t.has("file") && len(t.unknownKeys()) == 0:
 			l.add(t.at, "[[group]] has no effect: set source, asn or file")
 		case !used[g.Name] && t.has("name"):
-			l.add(t.at, fmt.Sprintf("[[group]] has no effect: no limit names %s in match.group, except.group or for, and no penalty", quote(g.Name)))
+			l.add(t.at, fmt.Sprintf("[[group]] has no effect: no limit names %s in match.group, except.group or for, and no class or penalty", quote(g.Name)))
 		}
 		if len(l.asnFiles) == 0 && len(g.ASN) > 0 {
 			t.errorf("asn", "missing [asn] files")

@@ -132,13 +132,15 @@ func TestLoad_Examples(t *testing.T) {
 // nothing reads would be accepted.
 func TestEveryKeyIsRead(t *testing.T) {
 	for header, keys := range map[string]keys{
-		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": transparentKeys, "[shared]": sharedKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[attach]]": attachKeys, "[[group]]": groupKeys, "[[limit]]": limitKeys, "[[penalty]]": penaltyKeys, "[limit.match]": matchKeys, "[[override]]": overrideKeys,
+		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": transparentKeys, "[shared]": sharedKeys, "[asn]": asnKeys, "[[listen]]": listenKeys, "[[attach]]": attachKeys, "[[group]]": groupKeys, "[[class]]": classKeys, "[class.match]": classMatchKeys, "[[limit]]": limitKeys, "[[penalty]]": penaltyKeys, "[limit.match]": matchKeys, "[[override]]": overrideKeys,
 	} {
 		for _, key := range keys.names() {
 			text := header + "\n" + key + " = 1979-05-27\n"
 			switch {
 			case header == "[limit.match]":
 				text = "[[limit]]\n" + text
+			case header == "[class.match]":
+				text = "[[class]]\n" + text
 			case header == "[[override]]" && key != "limit":
 				text = "[[limit]]\nname = \"l\"\n" + header + "\nlimit = \"l\"\n" + key + " = 1979-05-27\n"
 			}

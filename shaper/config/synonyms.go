@@ -16,6 +16,7 @@ var synonyms = map[string]map[string][]string{
 		"listen":      "listener listeners frontend frontends server servers proxy stream entrypoint",
 		"attach":      "attachment attachments interface interfaces",
 		"group":       "groups acl acls address_list address_set ipset",
+		"class":       "classes traffic_class priority qos tier",
 		"limit":       "limits limiter rule rules policy policies ratelimit rate_limit",
 		"override":    "overrides set",
 	}),
@@ -89,6 +90,11 @@ var synonyms = map[string]map[string][]string{
 		"source": "sources prefix prefixes address addresses cidr cidrs network networks ip",
 		"asn":    "as asns",
 		"file":   "files path list include",
+	}),
+	"[[class]]": invert(map[string]string{
+		"match":    "filter selector acl",
+		"weight":   "share quantum",
+		"priority": "prio order",
 	}),
 	"[[attach]]": invert(map[string]string{
 		"interface":        "interfaces iface ifname dev device nic link",

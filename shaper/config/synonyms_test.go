@@ -11,7 +11,7 @@ import (
 func TestSynonyms_NameKnownKeys(t *testing.T) {
 	tables := map[string]keys{
 		"": fileKeys, "[daemon]": daemonKeys, "[transparent]": transparentKeys, "[shared]": sharedKeys, "[asn]": asnKeys, "[[listen]]": listenKeys,
-		"downstream": downstreamKeys, "check": checkKeys, "eject": ejectKeys, "[[attach]]": attachKeys, "[[group]]": groupKeys, "[[limit]]": limitKeys, "match": matchKeys,
+		"downstream": downstreamKeys, "check": checkKeys, "eject": ejectKeys, "[[attach]]": attachKeys, "[[group]]": groupKeys, "[[class]]": classKeys, "[[limit]]": limitKeys, "match": matchKeys,
 	}
 	for table, keys := range tables {
 		known := keys.names()
