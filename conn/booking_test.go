@@ -178,7 +178,7 @@ func TestCrossingQueues_FairShare(t *testing.T) {
 						part = min(part, c.departures[h.queue].rate*float64(seconds*leaky.Second)/float64(flows))
 					}
 					if got := float64(moved[s.path[0].flowQueue] + 32000); got < tt.part*part {
-						t.Errorf("a flow of %v moved %.0f bytes in %d s, its share is %.0f", s.path[0].source.source, got, seconds, part)
+						t.Errorf("a flow of %v moved %.0f bytes in %d s, its share is %.0f", s.path[0].source.key.addr, got, seconds, part)
 					}
 				}
 			}

@@ -15,36 +15,48 @@
 // # Fairness
 //
 // A queue is shared by a hierarchy of nodes: sources; below each source its lanes, which are the
-// flows that pass the same later queues; and below each lane its flows. A node is backlogged
-// while it has a unit in the queue whose turn has not come. Let a unit be the largest that
-// leaves, n the maximum of siblings that are ever backlogged at once, and
-// H(n) = 1 + 1/2 + ... + 1/n. Whatever flows open, close, reset and reopen, over any interval in
-// which node g is backlogged:
+// flows that pass the same later queues; and below each lane its flows. A source with flows of several
+// classes is a node for each, and weighs what the class does; all other nodes weigh 1. Where the turns of a
+// limit are by prefix or AS first, these are the nodes above the sources, and have the weights. A node is
+// backlogged while it has a unit in the queue whose turn has not come. Let a unit be the largest that
+// leaves, n the maximum of siblings that are ever backlogged at once, w the weight of a node, r that weight over the
+// least of its siblings, and
+// H(n) = r + r/(r+1) + ... + r/(r+n-1), which is 1 + 1/2 + ... + 1/n where all weigh the same. Whatever flows open, close,
+// reset and reopen, over any interval in which node g is backlogged:
 //
-//  1. g receives its fair share, the sum over all service of service / nodes backlogged at that
+//  1. g receives its fair share, the sum over all service of service * w / weights of the nodes backlogged at that
 //     time, less at most 1 + H(n) units;
-//  2. from its first service on, no sibling receives more than 2 units more than g;
-//  3. before that, no sibling receives more than 1 + H(n) units more than g.
+//  2. from its first service on, no sibling receives more for its weight than g, by more than one unit of each for
+//     its weight: 2 units if both weigh 1;
+//  3. before that, no sibling receives more for its weight than g, by more than 1 + H(n) units for its weight.
 //
 // Proof. Let s be the start tag of a node and V the virtual time (see fairq.Node). The lowest tag is
-// served: V becomes max(V, s), then s grows by the cost c, and V by c / m for m backlogged nodes.
+// served: V becomes max(V, s), then s grows by c/w for the cost c, and V by c/W where backlogged nodes weigh W.
 // A node that becomes backlogged gets s = max(s, V). V never decreases, and the tags of nodes that
 // have left are kept until V has reached them. Costs are in units.
 //
-// No tag is more than 1 ahead of V: it was not ahead when its last unit was served. No tag of a
-// backlogged node is more than H(n) behind V: by induction over services, arrivals and
-// departures, the k nodes that lag the most lag by at most 1 + H(n) - H(k) on average, for each k.
-// A service adds 1/m to each lag, m > k, and removes the largest from the k + 1 largest; a node
-// that arrives has no lag; a node that departs leaves those that lag less. This is the game of n
+// No tag is more than 1/w ahead of V: it was not ahead when its last unit was served. No tag of a backlogged node is
+// more than H(n)/w behind V. Let S be a set of k backlogged nodes that weigh S, v the least weight, and
+// F(S) = S/v + S/(S+v) + ... + S/(S+(n-k)v). By induction over services, arrivals and departures, the lags of the nodes of S,
+// each times the weight, add up to at most F(S); a set of one node is what was to be shown. A service adds at most S/W to the
+// sum. If it is of a node of S, it takes 1 away. If it is of another node, of weight u, then that one lagged by no less than
+// any of S, so that with it the sum was by (S+u)/S as large, and at most F of k + 1 nodes that weigh S + u: the sum of S was at
+// most S/(S+u) times that, and has grown by S/W, at most S/(S+u). As u is at least v, that is at most F(S), term by
+// term. A node that arrives has no lag, and F is no less with it: its first term is larger by 1 or more, and its last one,
+// which was less than 1, is gone. A node that departs leaves smaller sets. With equal weights this is the game of n
 // cups in which the fullest is emptied, and no order of service does better: the nodes that are
 // served first may leave.
 //
-// The service of g is the growth of its tag, at least the growth of V - H(n) - 1, and V grows by
+// The service of g is the growth of its tag times w, at least the growth of V * w - H(n) - 1, and V * w grows by
 // the fair shares: 1. The last unit of a sibling in the interval has a tag of at most that of g,
-// or g would be served; so the sibling receives at most g's last tag + 1 - its own first tag. That
+// or g would be served; so the tag of the sibling grows by at most g's last tag + 1/w - its own first tag, with its own weight. That
 // one is at least the tag of g's last unit before the interval, when g's was the lowest: 2. If g
-// had none, it is at least V - H(n) at the time when g became backlogged, with tag V, or with a
+// had none, it is at least V - H(n)/w at the time when g became backlogged, with tag V, or with a
 // later tag, which makes it the previous case: 3.
+//
+// When a reload changes the weight of a node, its tag is moved so that what it was ahead of V or behind, times its
+// weight, stays: the bounds hold for each interval between reloads. A source that gets another class is a new node, and gains the
+// unit at most that it was ahead.
 //
 // A unit under several limits has its turn in one queue after the other, and uses all of them when
 // it leaves. Between its turn in a queue and its departure it is not backlogged there, and others go

@@ -23,6 +23,12 @@ func TestMain(m *testing.M) {
 // policy compiles limits for one listener, "l".
 func policy(t testing.TB, s *shaper.Shaper, limits ...shaper.Limit) *shaper.Policy {
 	t.Helper()
+	return policyOf(t, s, nil, limits...)
+}
+
+// policyOf is policy with classes.
+func policyOf(t testing.TB, s *shaper.Shaper, classes []shaper.TrafficClass, limits ...shaper.Limit) *shaper.Policy {
+	t.Helper()
 	limits = slices.Clone(limits) // tests that run at once may have the same
 	for i := range limits {
 		l := &limits[i]
@@ -33,7 +39,10 @@ func policy(t testing.TB, s *shaper.Shaper, limits ...shaper.Limit) *shaper.Poli
 			l.Match.Protocol = shaper.UDP
 		}
 	}
-	p, err := s.Compile(limits, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}, {Protocol: shaper.UDP}}}}, nil, nil, false)
+	p, err := s.CompileRules(shaper.Rules{
+		Limits: limits, Classes: classes,
+		Listeners: []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}, {Protocol: shaper.UDP}}}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,20 +35,20 @@ type pathSpec struct {
 func (sc *scheduler) newPath(spec pathSpec) []hop {
 	p := spec.policy
 	var list []*queue
-	var fifo shaper.Set // positions in list
+	var limits [shaper.MaxLimits]int // by position in list
 	for i := range spec.set.All {
 		if !hasQueue(p, i) {
 			continue
 		}
 		q := sc.queueFor(p, i, p.Key(i, spec.flow, spec.route), sc.clock())
-		if p.Limit(i).Scheduling == shaper.ScheduleFIFO {
-			fifo |= 1 << len(list)
-		}
+		limits[len(list)] = i
 		list = append(list, q)
 	}
 	path := make([]hop, len(list))
+	class := spec.class()
 	for i, q := range list {
-		path[i] = q.addFlow(spec.flow, fifo&(1<<i) != 0, spec.unverified, list[i+1:])
+		fifo := p.Limit(limits[i]).Scheduling == shaper.ScheduleFIFO
+		path[i] = q.addFlow(spec.queueMembers(limits[i], class), fifo, spec.unverified, list[i+1:])
 	}
 	return path
 }
@@ -101,7 +101,7 @@ func hasQueue(p *shaper.Policy, i int) bool {
 
 // keepsPath reports whether newPath would return path again, and then updates its queues to the policy.
 func (sc *scheduler) keepsPath(path []hop, spec pathSpec, now leaky.Time) bool {
-	p, n := spec.policy, 0
+	p, n, class := spec.policy, 0, spec.class()
 	for i := range spec.set.All {
 		if !hasQueue(p, i) {
 			continue
@@ -110,7 +110,7 @@ func (sc *scheduler) keepsPath(path []hop, spec pathSpec, now leaky.Time) bool {
 			return false
 		}
 		fifo := p.Limit(i).Scheduling == shaper.ScheduleFIFO
-		if path[n].fifo != fifo || path[n].source.source != queueSource(spec.flow, fifo, spec.unverified) {
+		if m := spec.queueMembers(i, class); path[n].fifo != fifo || path[n].source.key != m.last() {
 			return false
 		}
 		n++

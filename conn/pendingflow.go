@@ -4,7 +4,6 @@ package conn
 
 import (
 	"bytes"
-	"net/netip"
 
 	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
@@ -32,9 +31,6 @@ const (
 	// maxAllPendingBytes bounds what is buffered of all flows; unverified ones may use half of it.
 	maxAllPendingBytes = 32 << 20
 )
-
-// unverifiedSource is the source that unverified flows count as.
-var unverifiedSource = netip.IPv6Unspecified()
 
 // waitForAdmission makes f wait. m is its first message.
 func (f *udpFlow) waitForAdmission(m sock.Message, now leaky.Time) {

@@ -3,8 +3,6 @@
 package conn
 
 import (
-	"net/netip"
-
 	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
@@ -26,7 +24,7 @@ type queue struct {
 	refs       int          // flows
 
 	root          fairq.Node[unit]
-	sources       map[netip.Addr]*sourceQueue
+	sources       map[memberKey]*sourceQueue
 	idleSources   []*sourceQueue // without flows, and with start tags ahead of virtual time
 	forwarding    *unit          // the last unit that moved to a later queue, until it waits there
 	bookings      []booking      // ordered by from
@@ -101,6 +99,11 @@ func (sc *scheduler) refresh(q *queue, now leaky.Time) {
 		return
 	}
 	q.policy = policy
+	for _, sq := range q.sources {
+		if sq.parent == nil {
+			q.weigh(sq)
+		}
+	}
 	i := policy.IndexOf(q.state)
 	if i < 0 {
 		return // the limit was removed; connections of removed listeners keep it

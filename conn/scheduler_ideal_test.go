@@ -13,7 +13,7 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// ideal is fluid fair queueing: all service is shared equally by the nodes that are backlogged at that
+// ideal is fluid fair queueing: all service is shared, by weight, by the nodes that are backlogged at that
 // moment. It compares what nodes really receive with that, and with each other.
 type ideal struct {
 	fatalf        func(string, ...any)
@@ -21,31 +21,51 @@ type ideal struct {
 	served        map[string]float64
 	unit          float64 // the most that leaves at once
 	maxBacklogged int     // nodes backlogged at once
+
+	weights map[string]float64 // 1 where there is none
+	least   float64            // of the weights of nodes that were ever backlogged
 }
 
 // idealFlow is a node during one backlogged period.
 type idealFlow struct {
 	deficit, best float64                // its fair share less its service, and the minimum of that
 	served        bool                   // it was served once
-	lead          map[string]*[2]float64 // the minimum of the lead of another, and the same since served
+	lead          map[string]*[2]float64 // the minimum of the lead of another for its weight, and the same since served
 }
 
 func newIdeal(fatalf func(string, ...any)) *ideal {
-	return &ideal{fatalf: fatalf, waiting: map[string]*idealFlow{}, served: map[string]float64{}}
+	return &ideal{fatalf: fatalf, waiting: map[string]*idealFlow{}, served: map[string]float64{}, weights: map[string]float64{}, least: math.Inf(1)}
 }
 
 // harmonic returns 1 + 1/2 + ... + 1/n.
-func harmonic(n int) (sum float64) {
-	for i := range n {
-		sum += 1 / float64(i+1)
+func harmonic(n int) float64 { return harmonicOf(1, n) }
+
+// harmonicOf returns r + r/(r+1) + ... + r/(r+n-1): what a node of n may lag whose weight is r times the least.
+func harmonicOf(r float64, n int) float64 {
+	sum := r
+	for i := 1; i < n; i++ {
+		sum += r / (r + float64(i))
 	}
 	return sum
+}
+
+func (d *ideal) weight(server string) float64 {
+	if w := d.weights[server]; w > 0 {
+		return w
+	}
+	return 1
+}
+
+// lag is how many units a node may lag behind its share.
+func (d *ideal) lag(server string) float64 {
+	return harmonicOf(d.weight(server)/d.least, d.maxBacklogged)
 }
 
 func (d *ideal) activate(server string) {
 	if d.waiting[server] == nil {
 		d.waiting[server] = &idealFlow{lead: map[string]*[2]float64{}}
 		d.maxBacklogged = max(d.maxBacklogged, len(d.waiting))
+		d.least = min(d.least, d.weight(server))
 	}
 }
 
@@ -54,9 +74,15 @@ func (d *ideal) deactivate(server string) { delete(d.waiting, server) }
 // serve records that id received n.
 func (d *ideal) serve(server string, n float64) {
 	d.unit = max(d.unit, n)
-	bound := (1+harmonic(d.maxBacklogged))*d.unit + 1e-3
+	weights := 0.0
+	for name := range d.waiting {
+		weights += d.weight(name)
+	}
+	w := d.weight(server)
 	for name, g := range d.waiting {
-		g.deficit += n / float64(len(d.waiting))
+		v := d.weight(name)
+		bound := (1+d.lag(name))*d.unit + 1e-3
+		g.deficit += n * v / weights
 		if name == server {
 			g.deficit -= n
 			g.best = min(g.best, g.deficit)
@@ -71,15 +97,16 @@ func (d *ideal) serve(server string, n float64) {
 			lead = &[2]float64{math.Inf(1), math.Inf(1)}
 			g.lead[server] = lead
 		}
-		ahead := d.served[server] - d.served[name]
+		ahead := d.served[server]/w - d.served[name]/v
 		lead[0] = min(lead[0], ahead)
-		if ahead += n; ahead-lead[0] > bound {
-			d.fatalf("%s got %.2f units more than %s, which was backlogged, want at most %.2f", server, (ahead-lead[0])/d.unit, name, bound/d.unit)
+		first := (1+d.lag(server))*d.unit/w + 1e-3
+		if ahead += n / w; ahead-lead[0] > first {
+			d.fatalf("%s got %.2f units for its weight more than %s, which was backlogged, want at most %.2f", server, (ahead-lead[0])/d.unit, name, first/d.unit)
 		}
 		if g.served {
-			lead[1] = min(lead[1], ahead-n)
-			if ahead-lead[1] > 2*d.unit+1e-3 {
-				d.fatalf("%s got %.3f units more than %s, which was backlogged and had been served, want at most 2", server, (ahead-lead[1])/d.unit, name)
+			lead[1] = min(lead[1], ahead-n/w)
+			if most := (1/w + 1/v) * d.unit; ahead-lead[1] > most+1e-3 {
+				d.fatalf("%s got %.3f units for its weight more than %s, which was backlogged and had been served, want at most %.3f", server, (ahead-lead[1])/d.unit, name, most/d.unit)
 			}
 		}
 	}
@@ -104,9 +131,9 @@ type fairFlow struct {
 	left []uint64
 }
 
-func newFairRig(t *testing.T, fatalf func(string, ...any)) *fairRig {
+func newFairRig(t *testing.T, fatalf func(string, ...any), classes ...shaper.TrafficClass) *fairRig {
 	return &fairRig{
-		rig: newRig(t, shaper.Limit{Name: "all", Rate: 8e6}), sources: newIdeal(fatalf),
+		rig: newClassRig(t, classes, shaper.Limit{Name: "all", Rate: 8e6}), sources: newIdeal(fatalf),
 		flows: map[string]*ideal{}, waits: map[string]map[*fairFlow]bool{},
 	}
 }
@@ -119,6 +146,7 @@ func (r *fairRig) open(source string, units []uint64) *fairFlow {
 	f.path = r.path(&shaper.Flow{Source: addr, Port: 1, Protocol: shaper.TCP, Connection: uint64(r.ids)})
 	if r.flows[source] == nil {
 		r.flows[source], r.waits[source] = newIdeal(r.sources.fatalf), map[*fairFlow]bool{}
+		r.sources.weights[source] = float64(r.weightOf(source))
 	}
 	f.add(nil)
 	return f
@@ -173,8 +201,27 @@ func (f *fairFlow) refused(*queue, shaper.Reason) {}
 // Whatever sources and flows open, send, close and reset, and however often they return: each gets its
 // fair share while it is backlogged, except for a few units.
 func TestQueue_AgainstIdealFairQueueing(t *testing.T) {
+	testAgainstIdeal(t, func(*rapid.T) []shaper.TrafficClass { return nil })
+}
+
+// The same by the weights of classes.
+func TestQueue_AgainstIdealWeightedFairQueueing(t *testing.T) {
+	testAgainstIdeal(t, func(rt *rapid.T) (classes []shaper.TrafficClass) {
+		for _, prefix := range []string{"10.1.0.1/32", "10.1.0.2/31", "10.2.0.0/16", "10.0.0.1/32", "10.0.0.2/32", "10.0.0.3/32"} {
+			classes = append(classes, classOf(prefix, rapid.OneOf(rapid.IntRange(1, 5), rapid.IntRange(1, shaper.MaxWeight)).Draw(rt, "weight of "+prefix)))
+		}
+		return classes
+	})
+}
+
+// classOf is a class of the sources of a prefix, and has its name.
+func classOf(prefix string, weight int) shaper.TrafficClass {
+	return shaper.TrafficClass{Name: prefix, Match: shaper.Match{Source: []netip.Prefix{netip.MustParsePrefix(prefix)}}, Weight: weight}
+}
+
+func testAgainstIdeal(t *testing.T, classes func(*rapid.T) []shaper.TrafficClass) {
 	rapid.Check(t, func(rt *rapid.T) {
-		r := newFairRig(t, rt.Fatalf)
+		r := newFairRig(t, rt.Fatalf, classes(rt)...)
 		var open []*fairFlow
 		unverified := 0
 		sizes := rapid.SliceOfN(rapid.OneOf(rapid.Just[uint64](1448), rapid.Uint64Range(1, 1448)), 1, 12)

@@ -27,14 +27,22 @@ type rig struct {
 	refusedBy map[string]int
 }
 
-func newRig(t *testing.T, limits ...shaper.Limit) *rig {
+func newRig(t *testing.T, limits ...shaper.Limit) *rig { return newClassRig(t, nil, limits...) }
+
+func newClassRig(t *testing.T, classes []shaper.TrafficClass, limits ...shaper.Limit) *rig {
 	s := shaper.New(1000)
 	r := &rig{t: t, shaper: s, wheel: new(pacer.Wheel), now: leaky.Second, departures: map[*queue]*sigma{}, refusedBy: map[string]int{}}
 	clock := func() leaky.Time { return r.now }
 	r.scheduler = newSharing(s, r.wheel, clock, clock).scheduler
-	r.policy = policy(t, s, limits...)
+	r.policy = policyOf(t, s, classes, limits...)
 	s.Swap(r.policy, 0)
 	return r
+}
+
+// weightOf returns the weight of a source.
+func (r *rig) weightOf(source string) int {
+	f := flowFrom(source, 1)
+	return r.policy.Class(r.policy.ClassOf(f, r.policy.Route(f), false)).Weight
 }
 
 func (r *rig) path(f *shaper.Flow) []hop { return r.pathOf(f, false) }

@@ -3,23 +3,24 @@
 package conn
 
 import (
-	"net/netip"
 	"slices"
 
 	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/shaper"
 )
 
-// sourceQueue is a source in a queue. It exists while the source has flows, and until virtual time has
-// reached its start tag, so a source that leaves and returns gains nothing. Unverified flows, whose
-// sources may be forged, count as one source: together they get no more than one verified source. In a
-// FIFO all flows count as one source.
+// sourceQueue is a member of a queue: a source, or at the levels before it a prefix or an AS. It exists while it
+// has flows, and until virtual time has reached its start tag, so a source that leaves and returns gains nothing.
+// Unverified flows, whose sources may be forged, count as one source: together they get no more than one verified
+// source. In a FIFO all flows count as one source.
 type sourceQueue struct {
 	fairq.Node[unit]
-	source netip.Addr // the zero address for unverified flows, and for a FIFO
-	lanes  []*lane
-	flows  int
-	idle   bool // in queue.idleSources
+	key    memberKey
+	parent *sourceQueue // that it is of, or nil
+	below  int          // members of which it is the parent
+	lanes  []*lane      // of a source
+	flows  int          // also of the members below
+	idle   bool         // in queue.idleSources
 }
 
 // lane is the flows of a source that pass the same later queues. Units of a lane that wait in a later
@@ -39,27 +40,28 @@ const laneLimit = fullDatagram
 // maxIdleSources bounds the sources without flows that a queue retains.
 const maxIdleSources = 4096
 
-// queueSource returns the source that f counts as in a queue.
-func queueSource(f *shaper.Flow, fifo, unverified bool) (source netip.Addr) {
-	if !fifo && !unverified {
-		source = sourceKey(f.Source)
+// queueMembers returns the members that the flow of spec, of class, is of in a queue of limit i.
+func (spec *pathSpec) queueMembers(i int, class *shaper.ClassState) members {
+	l := spec.policy.Limit(i)
+	if l.Scheduling == shaper.ScheduleFIFO {
+		return members{n: 1}
 	}
-	return source
+	return membersOf(l, class, spec.flow.Source, spec.route.ASN, spec.unverified)
 }
 
-// addFlow adds a flow to q that passes the queues of later after it.
-func (q *queue) addFlow(f *shaper.Flow, fifo, unverified bool, later []*queue) hop {
+// class is the class of the flow of spec.
+func (spec *pathSpec) class() *shaper.ClassState {
+	return spec.policy.ClassState(spec.policy.ClassOf(spec.flow, spec.route, spec.unverified))
+}
+
+// addFlow adds a flow of m to q that passes the queues of later after it.
+func (q *queue) addFlow(m members, fifo, unverified bool, later []*queue) hop {
 	q.refs++
-	source := queueSource(f, fifo, unverified)
-	sq := q.sources[source]
-	if sq == nil {
-		sq = &sourceQueue{source: source, Node: q.root.Child()}
-		if q.sources == nil {
-			q.sources = map[netip.Addr]*sourceQueue{}
-		}
-		q.sources[source] = sq
+	var sq *sourceQueue
+	for _, key := range m.all() {
+		sq = q.member(sq, key)
+		sq.flows++
 	}
-	sq.flows++
 	ln := sq.lane(later)
 	ln.flows++
 	h := hop{queue: q, source: sq, lane: ln, fifo: fifo, flowQueue: &ln.shared}
@@ -68,6 +70,34 @@ func (q *queue) addFlow(f *shaper.Flow, fifo, unverified bool, later []*queue) h
 		h.flowQueue = &own
 	}
 	return h
+}
+
+// member returns the member of q with a key, of parent. A missing one is created.
+func (q *queue) member(parent *sourceQueue, key memberKey) *sourceQueue {
+	sq := q.sources[key]
+	if sq != nil {
+		return sq
+	}
+	sq = &sourceQueue{key: key, parent: parent}
+	if parent != nil {
+		sq.Node = parent.Child()
+		parent.below++
+	} else {
+		sq.Node = q.root.Child()
+		q.weigh(sq)
+	}
+	if q.sources == nil {
+		q.sources = map[memberKey]*sourceQueue{}
+	}
+	q.sources[key] = sq
+	return sq
+}
+
+// weigh sets the weight of sq, of the first level, to that of its class.
+func (q *queue) weigh(sq *sourceQueue) {
+	if sq.key.class != nil {
+		sq.SetWeight(q.policy.Class(q.policy.FindClass(sq.key.class)).Weight)
+	}
 }
 
 // lane returns the lane to the queues of later. A missing one is created.
@@ -83,15 +113,18 @@ func (sq *sourceQueue) lane(later []*queue) *lane {
 	return ln
 }
 
-// removeFlow removes a flow from its source and its lane.
+// removeFlow removes a flow from its members and its lane.
 func (h *hop) removeFlow() {
 	if h.lane.flows--; h.lane.flows == 0 {
 		i := slices.Index(h.source.lanes, h.lane)
 		h.source.lanes = slices.Delete(h.source.lanes, i, i+1)
 	}
-	if h.source.flows--; h.source.flows == 0 && h.queue.sources[h.source.source] == h.source {
-		h.retire(h.source)
+	for sq := h.source; sq != nil; sq = sq.parent {
+		if sq.flows--; sq.flows == 0 {
+			h.addIdle(sq)
+		}
 	}
+	h.retire()
 }
 
 // giveOwnQueues gives an unverified flow that has sent again, and has nothing queued, sub-queues of
@@ -106,17 +139,20 @@ func giveOwnQueues(path []hop) {
 	}
 }
 
-// retire deletes sq, which has no flows left, and those before it, once virtual time has reached their
-// start tags. If there are too many, virtual time is advanced: sources that join get slightly less
-// than their share, those present do not.
-func (q *queue) retire(sq *sourceQueue) {
+func (q *queue) addIdle(sq *sourceQueue) {
 	if !sq.idle {
 		sq.idle = true
 		q.idleSources = append(q.idleSources, sq)
 	}
+}
+
+// retire deletes members without flows, in the order in which they lost them, once virtual time has reached their
+// start tags. If there are too many, virtual time is advanced: sources that join get slightly less
+// than their share, those present do not.
+func (q *queue) retire() {
 	for len(q.idleSources) > 0 {
 		first := q.idleSources[0]
-		if first.flows == 0 && first.Ahead() {
+		if first.flows == 0 && first.keepsTag() {
 			if len(q.idleSources) <= maxIdleSources {
 				return
 			}
@@ -125,8 +161,24 @@ func (q *queue) retire(sq *sourceQueue) {
 		first.idle = false
 		q.idleSources[0] = nil
 		q.idleSources = q.idleSources[1:]
-		if first.flows == 0 {
-			delete(q.sources, first.source)
+		if first.flows == 0 && first.below == 0 { // else the last one below adds it again
+			q.delete(first)
+		}
+	}
+}
+
+// keepsTag reports whether a member without flows is kept for its start tag. It is of no use below a parent without
+// flows: all members there start anew, when the parent does not.
+func (sq *sourceQueue) keepsTag() bool {
+	return sq.Ahead() && (sq.parent == nil || sq.parent.flows > 0)
+}
+
+// delete deletes a member without flows and without members below.
+func (q *queue) delete(sq *sourceQueue) {
+	delete(q.sources, sq.key)
+	if p := sq.parent; p != nil {
+		if p.below--; p.below == 0 && p.flows == 0 {
+			q.addIdle(p)
 		}
 	}
 }

@@ -355,15 +355,6 @@ func (w *waiter) sourceKey() netip.Addr {
 	return sourceKey(w.flow.Source)
 }
 
-// sourceKey is the source for fairness: the IPv4 address, or the IPv6 /64, the least that one
-// subscriber has.
-func sourceKey(a netip.Addr) netip.Addr {
-	if a.Is4() {
-		return a
-	}
-	return netip.PrefixFrom(a, 64).Masked().Addr()
-}
-
 // ticket decides the order of sources: the lowest goes first.
 func (src *gateSource) ticket() uint64 { return max(src.lastServed, src.queues[0].ticket) }
 

@@ -61,6 +61,10 @@ type Limit struct {
 	MaxDelay     time.Duration
 	Scheduling   Scheduling // scheduling of a bucket's queue; proxy plane only
 
+	// Turns are the levels by which those that wait for a bucket take turns, from the widest to the narrowest, the last
+	// one TurnSource; nil is that one alone. Proxy plane only.
+	Turns []TurnBy
+
 	// ECNMark is the percentage of MaxDelay beyond which an ECN-capable packet
 	// that has to wait is marked CE, 1 to 100. Packet plane only. No packet is
 	// marked with 100, as it would be dropped, nor with 0.

@@ -21,7 +21,7 @@ func (p *Policy) buildSources(groups []Group, table *asn.Table) *LimitError {
 	for i := range p.limits {
 		l := &p.limits[i]
 		bit := Set(1) << i
-		byASN = byASN || len(l.Match.ASN)+len(l.Except.ASN) > 0 || l.Key&KeyASN != 0
+		byASN = byASN || len(l.Match.ASN)+len(l.Except.ASN) > 0 || l.Key&KeyASN != 0 || l.takesTurnsBy(TurnASN)
 		b.addPrefixes(l.Match.Source, edge{kind: ofMatch, index: uint32(i)})
 		b.addPrefixes(l.Except.Source, edge{kind: ofExcept, index: uint32(i)})
 		if len(l.Match.Source) > 0 {

@@ -96,6 +96,7 @@ func validate(r *Rules) error {
 		l.validateValues(bad)
 		l.validateSources(groups, bad)
 		l.validateQuota(bad)
+		l.validateTurns(bad)
 		if l.Adapt != AdaptOff {
 			l.validateAdapt(listeners, bad)
 		}

@@ -16,9 +16,9 @@ import (
 //
 // The discipline is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). Each node has a
 // start tag, the virtual time at which its next unit starts. The unit with the lowest tag is served,
-// and its cost is added to the tag. The parent's virtual time advances by that cost divided by the
-// number of backlogged children: by what each of them should have received (Stoica and others, "A
-// Proportional Share Resource Allocation Algorithm", RTSS 1996). It never goes back, and is never
+// and its cost, divided by the node's weight, is added to the tag. The parent's virtual time advances by
+// that cost divided by the weights of all backlogged children: by what each of them should have received
+// for its weight (Stoica and others, "A Proportional Share Resource Allocation Algorithm", RTSS 1996). It never goes back, and is never
 // behind the tag in service. A node that becomes backlogged starts at virtual time, or at its own tag
 // if that is later: it has no credit from idle time, and past service is not forgotten. Like deficit
 // round robin this shares service and not units, but it needs no quantum, and a node with little to
@@ -27,7 +27,9 @@ import (
 // The documentation of package conn states the guarantees and proves them.
 type Node[T any] struct {
 	parent       *Node[T]
+	weight       leaky.Time // 1 or more
 	startTag     leaky.Time // of the next unit, in the parent's virtual time
+	remains      int64      // of service, too little for startTag to grow or shrink by 1
 	seq          uint64     // order of activation, for ties
 	startIndex   int        // in parent.activeChildren
 	backlog      leaky.Time // cost of the droppable units queued here and below
@@ -38,6 +40,7 @@ type Node[T any] struct {
 
 	virtualTime     leaky.Time // of the children
 	remainder       leaky.Time // of service, not divisible among the children
+	activeWeight    leaky.Time // of activeChildren
 	lastSeq         uint64
 	activeChildren  Heap[Node[T], byStart[T]]   // lowest start tag first
 	longestChildren Heap[Node[T], byBacklog[T]] // those with droppable units, largest backlog first
@@ -45,8 +48,41 @@ type Node[T any] struct {
 	units List[T] // of a leaf
 }
 
-// Child returns a node below n, with no units. n must not be moved.
-func (n *Node[T]) Child() Node[T] { return Node[T]{parent: n} }
+// Child returns a node below n, with no units and weight 1. n must not be moved.
+func (n *Node[T]) Child() Node[T] { return Node[T]{parent: n, weight: 1} }
+
+// SetWeight changes the weight of n, which must be 1 or more. What n was served more than it should have been
+// stays, as service, and so does what it was served less, as far as virtual time goes back: n gains nothing by the change.
+func (n *Node[T]) SetWeight(to int) {
+	was, is := n.weight, leaky.Time(to)
+	if was == is {
+		return
+	}
+	p := n.parent
+	if !n.active {
+		n.startTag = max(n.startTag, p.virtualTime)
+	}
+	ahead := (n.startTag-p.virtualTime)*was + leaky.Time(n.remains) // below 0 if it was served less
+	n.weight, n.startTag, n.remains = is, p.virtualTime, 0
+	if n.advance(ahead); int64(ahead) < 0 && n.startTag > p.virtualTime {
+		n.startTag = 0 // it would be before all time
+	}
+	if n.active {
+		p.activeWeight += is - was
+		p.activeChildren.Fix(n)
+	}
+}
+
+// advance adds service, which may be below 0, to the start tag, and returns what that grows by.
+func (n *Node[T]) advance(service leaky.Time) (by leaky.Time) {
+	by = service
+	if n.weight > 1 {
+		sum, weight := int64(service)+n.remains, int64(n.weight)
+		by, n.remains = leaky.Time(sum/weight), sum%weight
+	}
+	n.startTag += by
+	return by
+}
 
 // Next returns the unit whose turn it is, or nil.
 func (n *Node[T]) Next() *T {
@@ -76,6 +112,7 @@ func (n *Node[T]) activate() {
 		p.lastSeq++
 		n.seq = p.lastSeq
 		n.active = true
+		p.activeWeight += n.weight
 		p.activeChildren.Push(n)
 	}
 }
@@ -84,6 +121,7 @@ func (n *Node[T]) activate() {
 func (n *Node[T]) deactivate() {
 	for p := n.parent; p != nil && n.active && !n.HasUnits() && !n.inService; n, p = p, p.parent {
 		n.active = false
+		p.activeWeight -= n.weight
 		p.activeChildren.Remove(n)
 	}
 }
@@ -124,21 +162,21 @@ func (n *Node[T]) Resume() {
 // case n and its ancestors may be inactive: they are charged as if they became backlogged now.
 func (n *Node[T]) Charge(cost leaky.Time) {
 	for p := n.parent; p != nil; n, p = p, p.parent {
-		members := leaky.Time(len(p.activeChildren))
+		weights := p.activeWeight
 		if !n.active {
 			n.startTag = max(n.startTag, p.virtualTime)
-			members++
+			weights += n.weight
 		}
-		n.startTag += cost
-		if members == 1 {
-			p.virtualTime += cost
+		by := n.advance(cost)
+		if weights == n.weight {
+			p.virtualTime += by
 			continue
 		}
 		if n.active {
 			p.activeChildren.Fix(n)
 		}
-		p.virtualTime += (p.remainder + cost) / members
-		p.remainder = (p.remainder + cost) % members
+		p.virtualTime += (p.remainder + cost) / weights
+		p.remainder = (p.remainder + cost) % weights
 	}
 }
 
@@ -151,7 +189,7 @@ func (n *Node[T]) EndService() {
 // Adjust corrects the service of n and its ancestors when it turns out to be more or less.
 func (n *Node[T]) Adjust(by leaky.Time) {
 	for ; n.parent != nil; n = n.parent {
-		n.startTag += by
+		n.advance(by)
 		if n.active {
 			n.parent.activeChildren.Fix(n)
 		}

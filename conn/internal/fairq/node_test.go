@@ -78,6 +78,13 @@ func (t *tree) check(fatal func(...any)) {
 			next = share
 		}
 	}
+	var weights leaky.Time
+	for _, c := range t.root.activeChildren {
+		weights += c.weight
+	}
+	if t.root.activeWeight != weights {
+		fatal("the sources that take turns weigh ", weights, ", not ", t.root.activeWeight)
+	}
 	if len(t.root.longestChildren) > 0 && t.root.longestChildren[0].backlog != deepest {
 		fatal("the largest backlog of a source is ", t.root.longestChildren[0].backlog, ", want ", deepest)
 	}
@@ -104,8 +111,19 @@ func (t *tree) check(fatal func(...any)) {
 func TestNode_AgainstModel(t *testing.T) {
 	rnd := testutil.Rand(t)
 	tr := newTree()
-	var served, dropped, withdrawn int
+	var served, dropped, withdrawn, changed int
 	for range 100_000 {
+		if rnd.IntN(20) == 0 {
+			source := tr.sources[rnd.IntN(5)]
+			before := (source.startTag - tr.root.virtualTime) * source.weight
+			source.SetWeight(1 + rnd.IntN(20))
+			after := (source.startTag-tr.root.virtualTime)*source.weight + leaky.Time(source.remains)
+			if source.active && source.startTag > 0 && int64(after-before) >= 20 || int64(after) > 1000+20 {
+				t.Fatalf("a source that was %d of service ahead is %d after a change of its weight", int64(before), int64(after))
+			}
+			changed++
+			tr.check(t.Fatal)
+		}
 		leaf := tr.leaves[rnd.IntN(5)][rnd.IntN(4)]
 		q := tr.queued[leaf]
 		switch n := rnd.IntN(10); {
@@ -152,8 +170,61 @@ func TestNode_AgainstModel(t *testing.T) {
 		}
 		tr.check(t.Fatal)
 	}
-	if served == 0 || dropped == 0 || withdrawn == 0 {
-		t.Errorf("%d served, %d dropped, %d withdrawn", served, dropped, withdrawn)
+	if served == 0 || dropped == 0 || withdrawn == 0 || changed == 0 {
+		t.Errorf("%d served, %d dropped, %d withdrawn, %d weights changed", served, dropped, withdrawn, changed)
+	}
+}
+
+// What is served of nodes that always have units is as their weights, at any size of the units: also at one that is
+// less than a weight.
+func TestNode_ServesByWeight(t *testing.T) {
+	for _, cost := range []leaky.Time{1, 7, 1000, 1 << 40} {
+		tr := newTree()
+		var served [3]int
+		for i, weight := range []int{1, 7, 100} {
+			tr.sources[i].SetWeight(weight)
+			for range 2 {
+				u := new(item)
+				tr.leaves[i][0].Push(&u.link, u, 0)
+			}
+		}
+		for range 10_800 {
+			u := tr.root.Next()
+			for i := range served {
+				if leaf := tr.leaves[i][0]; leaf.units.First() == u {
+					leaf.BeginService(&u.link, 0)
+					leaf.Push(&u.link, u, 0)
+					leaf.Charge(cost)
+					leaf.EndService()
+					served[i]++
+				}
+			}
+		}
+		for i, want := range []int{100, 700, 10_000} {
+			if off := served[i] - want; off < -2 || off > 2 {
+				t.Errorf("units of %d: %v were served, want 100, 700 and 10000", cost, served)
+			}
+		}
+	}
+}
+
+// A node whose weight becomes less when it lags most waits no longer than for its lag.
+func TestNode_LessWeightEarly(t *testing.T) {
+	tr := newTree()
+	tr.sources[0].SetWeight(100)
+	for i := range 2 {
+		for range 200 {
+			u := new(item)
+			tr.leaves[1-i][0].Push(&u.link, u, 0)
+		}
+	}
+	u := tr.root.Next()
+	tr.leaves[1][0].BeginService(&u.link, 0)
+	tr.leaves[1][0].Charge(1000)
+	tr.leaves[1][0].EndService()
+	tr.sources[0].SetWeight(1)
+	if tr.root.Next() != tr.leaves[0][0].units.First() {
+		t.Error("a node that lags does not have the turn")
 	}
 }
 

@@ -1,0 +1,74 @@
+// Owner: the loop's thread.
+
+package conn
+
+import (
+	"net/netip"
+
+	"shaperd.dev/shaperd/shaper"
+)
+
+// memberKey identifies what takes turns in a queue or at a gate: a source, or all sources of a prefix or of an AS, of one class.
+// Flows of different classes are of different members, whatever their sources are.
+type memberKey struct {
+	class *shaper.ClassState // nil in a FIFO, where all flows are of one member
+	by    uint32             // kinds of the levels down to this one
+	asn   uint32             // where a level is by AS
+	addr  netip.Addr         // the source, or the first address of its prefix; invalid for an AS
+}
+
+// members are the members of a flow, from the first level to the last.
+type members struct {
+	keys [shaper.MaxTurns]memberKey
+	n    int
+}
+
+func (m *members) all() []memberKey { return m.keys[:m.n] }
+
+// last is the member that a flow is of itself. It tells the others.
+func (m *members) last() memberKey { return m.keys[m.n-1] }
+
+// unverifiedSource is the source that unverified flows count as.
+var unverifiedSource = netip.IPv6Unspecified()
+
+// membersOf returns the members of a flow of a source at the buckets of l. Unverified flows, whose sources may be forged, are of one
+// member in each class, whatever the levels are.
+func membersOf(l *shaper.Limit, class *shaper.ClassState, source netip.Addr, asn uint32, unverified bool) (m members) {
+	if unverified {
+		m.keys[0], m.n = memberKey{class: class, addr: unverifiedSource}, 1
+		return m
+	}
+	k := memberKey{class: class}
+	for _, by := range l.TurnsBy() {
+		k.by = k.by<<4 | uint32(by+1)
+		switch by {
+		case shaper.TurnASN:
+			k.asn = asn
+		case shaper.TurnPrefix24:
+			k.addr = prefix24(source)
+		case shaper.TurnSource:
+			k.addr = sourceKey(source)
+		}
+		m.keys[m.n] = k
+		m.n++
+	}
+	return m
+}
+
+// sourceKey is the source for fairness: the IPv4 address, or the IPv6 /64, the least that one
+// subscriber has.
+func sourceKey(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return a
+	}
+	return netip.PrefixFrom(a, 64).Masked().Addr()
+}
+
+// prefix24 is the first address of the /24 of an IPv4 source, or of the /48 of one of IPv6, the most that one site has.
+func prefix24(a netip.Addr) netip.Addr {
+	bits := 48
+	if a.Is4() {
+		bits = 24
+	}
+	return netip.PrefixFrom(a, bits).Masked().Addr()
+}
