@@ -43,11 +43,11 @@ type admission struct {
 	penaltyChanges atomic.Uint64                         // see PenaltyChanges
 	onPenalty      func(*sourcePenalty, *penalty.Source) // logs it
 	queues         map[string]*waitQueue                 // by queueKey
-	sources        map[netip.Addr]*admissionSource       // that have queues
+	sources        map[memberKey]*admissionSource        // that have queues
 	keyBuf         []byte                                // of a queue, reused
 	yieldIdle      func(gt *gate, now leaky.Time)        // ends idle connections for those that wait at gt
 	lastGateID     uint64                                // of the newest gate
-	lastTicket     uint64                                // the last one issued
+	lastTicket     uint64                                // counter of the last one issued
 	retries        []*waiter                             // waiters that run tries at the gates of a new policy
 	outcomes       []outcome                             // not yet reported to the owners
 	returns        returns                               // of refused clients
@@ -66,8 +66,6 @@ type waiter struct {
 	since   leaky.Time // when acquire was first called
 	arrived leaky.Time // when acquire was last called
 	paid    bool       // admitted before: not charged again to rates of new connections
-
-	unverified bool // the source may be forged; all unverified waiters count as one source
 
 	owner interface {
 		pool() *gate                     // the last gate to pass, or nil
@@ -94,7 +92,7 @@ func newAdmission(sg *sharing) *admission {
 	return &admission{
 		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(), yieldIdle: func(*gate, leaky.Time) {}, onPenalty: func(*sourcePenalty, *penalty.Source) {},
 		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, adapters: map[*shaper.LimitState]*adapter{},
-		queues: map[string]*waitQueue{}, sources: map[netip.Addr]*admissionSource{},
+		queues: map[string]*waitQueue{}, sources: map[memberKey]*admissionSource{},
 	}
 }
 
@@ -125,6 +123,7 @@ func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
 	w.policy = a.policy
 	w.flow.Origin = w.policy.ListenerIndex(w.listen)
 	w.route = w.policy.Route(&w.flow)
+	w.precedence = a.precedenceOf(&w.flow, w.route, w.unverified)
 	if !w.inTurns {
 		if l := a.checkBlocks(&w.flow, w.route, now); l != nil {
 			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.Blocked}})
@@ -145,7 +144,7 @@ func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
 	if pool := w.owner.pool(); pool != nil {
 		list = append(list, pool)
 	}
-	if i, why := findShutOnArrival(list, w.paid, now); why != shaper.None {
+	if i, why := findShutOnArrival(list, w.precedence, w.paid, now); why != shaper.None {
 		a.enqueue(w, list, i, why, now)
 		return
 	}
@@ -173,7 +172,7 @@ func (a *admission) withdraw(w *waiter, now leaky.Time) {
 
 // tryAcquire takes the slots for f, a flow of the listener named listen, if all are free. Otherwise it
 // returns a limit that has none.
-func (a *admission) tryAcquire(f *shaper.Flow, listen string, now leaky.Time) (slots, *shaper.Limit) {
+func (a *admission) tryAcquire(f *shaper.Flow, listen string, unverified bool, now leaky.Time) (slots, *shaper.Limit) {
 	f.Origin = a.policy.ListenerIndex(listen)
 	r := a.policy.Route(f)
 	if l := a.checkBlocks(f, r, now); l != nil {
@@ -185,8 +184,8 @@ func (a *admission) tryAcquire(f *shaper.Flow, listen string, now leaky.Time) (s
 	if l, _ := a.checkQuotas(f, r, now); l != nil {
 		return slots{}, l
 	}
-	list := a.gatesFor(f, r, false)
-	if i, why := findShutOnArrival(list, false, now); why != shaper.None {
+	list, st := a.gatesFor(f, r, false), a.precedenceOf(f, r, unverified)
+	if i, why := findShutOnArrival(list, st, false, now); why != shaper.None {
 		gt := list[i]
 		a.countRefusal(gt, why, f.Source, now)
 		a.dropUnused(list, now)
@@ -195,13 +194,13 @@ func (a *admission) tryAcquire(f *shaper.Flow, listen string, now leaky.Time) (s
 	for _, gt := range list {
 		a.take(gt, false, shaper.None, 0, now, now)
 	}
-	return slots{admission: a, policy: a.policy, held: list}, nil
+	return slots{admission: a, policy: a.policy, held: list, precedence: st, unverified: unverified}, nil
 }
 
 // precheck reports whether all gates would admit f, a flow of the listener named listen, if makeRoom
 // evicts flows that hold slots. Otherwise it returns the limit that would not, and whether f may wait
 // for it; if f may not, the refusal is counted. It takes no slot, and charges no rate.
-func (a *admission) precheck(f *shaper.Flow, listen string, draw float64, now leaky.Time, makeRoom func(*flowLRU) bool) (_ *shaper.Limit, mayWait bool) {
+func (a *admission) precheck(f *shaper.Flow, listen string, unverified bool, draw float64, now leaky.Time, makeRoom func(*flowLRU) bool) (_ *shaper.Limit, mayWait bool) {
 	f.Origin = a.policy.ListenerIndex(listen)
 	r := a.policy.Route(f)
 	if l := a.checkBlocks(f, r, now); l != nil {
@@ -216,14 +215,14 @@ func (a *admission) precheck(f *shaper.Flow, listen string, draw float64, now le
 	if l, _ := a.checkQuotas(f, r, now); l != nil {
 		return l, false
 	}
-	list := a.gatesFor(f, r, false)
+	list, st := a.gatesFor(f, r, false), a.precedenceOf(f, r, unverified)
 	defer a.dropUnused(list, now)
 	for _, gt := range list {
 		why := gt.exhausted(now)
 		switch {
 		case gt.limit.Observe:
 			why = shaper.None
-		case len(gt.queued) > 0 || gt.reservedAgainst(nil, false): // waiters go first
+		case gt.waitersFirst(st) || gt.reservedAgainst(nil, st, false):
 			why = cmp.Or(why, shaper.ByConnections)
 		case why == shaper.ByConnections && gt.inFlight == gt.slots && makeRoom(&gt.flows):
 			why = shaper.None
@@ -332,7 +331,9 @@ func (a *admission) dequeueAll(now leaky.Time) (list []*waiter) {
 	for _, e := range waiting {
 		a.dequeue(e.waiter, now)
 	}
-	slices.SortFunc(waiting, func(x, y turn) int { return cmp.Or(cmp.Compare(x.round, y.round), cmp.Compare(x.turn, y.turn)) })
+	slices.SortFunc(waiting, func(x, y turn) int {
+		return cmp.Or(cmp.Compare(priorityOf(y.turn), priorityOf(x.turn)), cmp.Compare(x.round, y.round), cmp.Compare(x.turn, y.turn))
+	})
 	for _, e := range waiting {
 		list = append(list, e.waiter)
 	}

@@ -221,13 +221,13 @@ func TestRefusedConnectionIsNotCharged(t *testing.T) {
 	r.must("10.0.0.1").finish()
 	r.sleep(30 * time.Second)
 	for i := range 100 {
-		if _, full := r.admission.tryAcquire(flowFrom("10.0.0.2", 1), "l", r.now); full == nil || full.Name != "slow" {
+		if _, full := r.admission.tryAcquire(flowFrom("10.0.0.2", 1), "l", false, r.now); full == nil || full.Name != "slow" {
 			t.Fatalf("take %d: refused by %+v, want the slow one", i, full)
 		}
 		r.visit("10.0.0.2", nil).leave()
 	}
 	r.sleep(30 * time.Second)
-	got, full := r.admission.tryAcquire(flowFrom("10.0.0.2", 1), "l", r.now)
+	got, full := r.admission.tryAcquire(flowFrom("10.0.0.2", 1), "l", false, r.now)
 	if full != nil {
 		t.Fatalf("refused by %s: earlier ones were charged to its rate", full.Name)
 	}

@@ -24,6 +24,7 @@ type gateModel struct {
 	passed   map[caller]map[string]int // by other callers, since the key began to wait or was served
 	bound    int                       // on the values of passed
 	in       []*visitor
+	priority map[string]int // by source
 }
 
 type caller struct {
@@ -69,7 +70,7 @@ func (m *gateModel) open(c caller, now leaky.Time) bool {
 // held reports whether c waits because of another source's reservation.
 func (m *gateModel) held(c caller) bool {
 	q := m.waiting[c][0].queue
-	return q != nil && slices.ContainsFunc(q.gates, func(gt *gate) bool { return gt.reservedAgainst(q, false) })
+	return q != nil && slices.ContainsFunc(q.gates, func(gt *gate) bool { return gt.reservedAgainst(q, q.precedence, false) })
 }
 
 func (m *gateModel) visit(c caller) {
@@ -108,6 +109,12 @@ func (m *gateModel) settled(c caller, v *visitor) {
 	for other, queue := range m.waiting {
 		if other.source == c.source || len(queue) == 0 || !m.open(other, now-slack) || m.held(other) {
 			continue
+		}
+		switch mine, its := m.priority[c.source], m.priority[other.source]; {
+		case mine > its:
+			continue
+		case mine < its:
+			m.fatalf("%v was served while %v of a higher priority waited and could have been served", c, other)
 		}
 		if m.passed[other] == nil {
 			m.passed[other] = map[string]int{}
@@ -178,11 +185,12 @@ func (m *gateModel) check() {
 // served.
 func TestAdmission_AgainstModel(t *testing.T) {
 	for _, tt := range []struct {
-		ports int
-		full  bool // the downstream may be full, too
-	}{{1, false}, {1, true}, {3, false}, {3, true}} {
+		ports   int
+		full    bool // the downstream may be full, too
+		classes bool // sources have priorities
+	}{{1, false, false}, {1, true, false}, {3, false, false}, {3, true, false}, {1, true, true}, {3, false, true}, {3, true, true}} {
 		ports := tt.ports
-		t.Run(fmt.Sprintf("%d ports, downstream full %v", ports, tt.full), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%d ports, downstream full %v, classes %v", ports, tt.full, tt.classes), func(t *testing.T) {
 			var served, left int
 			rapid.Check(t, func(rt *rapid.T) {
 				m := &gateModel{
@@ -206,7 +214,16 @@ func TestAdmission_AgainstModel(t *testing.T) {
 					m.rules = append(m.rules, rule)
 					limits = append(limits, l)
 				}
-				m.rig = newAdmissionRig(t, limits...)
+				var classes []shaper.TrafficClass
+				if m.priority = map[string]int{}; tt.classes {
+					for i := range 5 {
+						source := fmt.Sprint("10.0.0.", 1+i)
+						c := classOf(source+"/32", 1)
+						c.Priority = rapid.IntRange(0, 2).Draw(rt, "priority")
+						classes, m.priority[source] = append(classes, c), c.Priority
+					}
+				}
+				m.rig = newClassAdmissionRig(t, classes, limits...)
 				if tt.full {
 					most := rapid.IntRange(1, 5).Draw(rt, "downstream")
 					m.rules = append(m.rules, gateRule{limit: shaper.Limit{MaxConnections: most}})

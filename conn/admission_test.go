@@ -24,15 +24,21 @@ type admissionRig struct {
 }
 
 func newAdmissionRig(t testing.TB, limits ...shaper.Limit) *admissionRig {
+	return newClassAdmissionRig(t, nil, limits...)
+}
+
+func newClassAdmissionRig(t testing.TB, classes []shaper.TrafficClass, limits ...shaper.Limit) *admissionRig {
 	r := &admissionRig{t: t, shaper: shaper.New(1000), wheel: new(pacer.Wheel), now: leaky.Second, in: map[*visitor]bool{}}
 	clock := func() leaky.Time { return r.now }
 	r.admission = newSharing(r.shaper, r.wheel, clock, clock).admission
-	r.swap(limits...)
+	r.swapClasses(classes, limits...)
 	return r
 }
 
-func (r *admissionRig) swap(limits ...shaper.Limit) {
-	p := policy(r.t, r.shaper, limits...)
+func (r *admissionRig) swap(limits ...shaper.Limit) { r.swapClasses(nil, limits...) }
+
+func (r *admissionRig) swapClasses(classes []shaper.TrafficClass, limits ...shaper.Limit) {
+	p := policyOf(r.t, r.shaper, classes, limits...)
 	r.admission.swap(p, func() { r.shaper.Swap(p, r.now) }, r.now)
 	for v := range r.in {
 		v.retake(&v.flow, p.Route(&v.flow), r.now)
@@ -187,7 +193,7 @@ func (r *admissionRig) idle() {
 func (r *admissionRig) consistent() {
 	waiting := map[*waitQuota]int{}
 	for _, gt := range r.admission.byKey {
-		if len(gt.queued) > 0 && (gt.limit.Observe || gt.exhausted(r.now) == shaper.None && !gt.reservedAgainst(gt.queued[0].queues[0], false)) {
+		if len(gt.queued) > 0 && (gt.limit.Observe || gt.exhausted(r.now) == shaper.None && !gt.reservedAgainst(gt.queued[0].queues[0], gt.queued[0].queues[0].precedence, false)) {
 			r.t.Fatalf("%s: a connection waits for a free slot", gt.state.Name)
 		}
 		if len(gt.queued) > 0 && gt.exhausted(r.now) == shaper.ByNewConnections && !gt.timer.Scheduled() {
@@ -207,7 +213,7 @@ func (r *admissionRig) consistent() {
 					n++
 				}
 			}
-			if n == 0 || n != src.waiting || gt.sources[src.addr] != src {
+			if n == 0 || n != src.waiting || gt.sources[src.key] != src {
 				r.t.Fatalf("a source with %d waiters has %d", src.waiting, n)
 			}
 			here += n
@@ -458,14 +464,14 @@ func TestObservedGateOnlyCounts(t *testing.T) {
 func TestTryAcquireDoesNotWait(t *testing.T) {
 	r := newAdmissionRig(t, shaper.Limit{Name: "all", MaxConnections: 1, QueueTimeout: time.Second, MaxQueue: 10})
 	a := r.must("10.0.0.1")
-	if _, full := r.admission.tryAcquire(flowFrom("10.0.0.1", 1), "l", r.now); full == nil {
+	if _, full := r.admission.tryAcquire(flowFrom("10.0.0.1", 1), "l", false, r.now); full == nil {
 		t.Error("a slot was taken that is not free")
 	}
 	if n := r.shaper.Policy().State(0).Connections[shaper.Refuse][shaper.ByConnections].Load(); n != 1 {
 		t.Errorf("%d refusals are counted, want 1", n)
 	}
 	a.finish()
-	got, full := r.admission.tryAcquire(flowFrom("10.0.0.1", 1), "l", r.now)
+	got, full := r.admission.tryAcquire(flowFrom("10.0.0.1", 1), "l", false, r.now)
 	if full != nil {
 		t.Fatal("a free slot was not taken")
 	}

@@ -3,6 +3,7 @@
 package conn
 
 import (
+	"cmp"
 	"slices"
 
 	"shaperd.dev/shaperd/leaky"
@@ -39,7 +40,7 @@ func (a *admission) dispatch(list []*gate, now leaky.Time) {
 				a.refuseUsedUp(gt, now)
 			case why == shaper.ByNewConnections:
 				a.armPacer(gt, now)
-			case why != shaper.None || gt.reservedAgainst(first, first.paid):
+			case why != shaper.None || gt.reservedAgainst(first, first.precedence, first.paid):
 				gt.dueAt = 0 // a waiter for a slot is not late
 				if gt.share != nil {
 					gt.share.waitsSince = 0
@@ -63,7 +64,7 @@ func (a *admission) dispatch(list []*gate, now leaky.Time) {
 // findShut returns the gate that keeps q waiting, and the reason, or None. A gate with waiters of
 // earlier tickets is also shut: they are tried first.
 func (q *waitQueue) findShut(now leaky.Time) (int, shaper.Reason) {
-	i, why := findShut(q.gates, q, q.paid, now)
+	i, why := findShut(q.gates, q, q.precedence, q.paid, now)
 	if why != shaper.None {
 		return i, why
 	}
@@ -112,11 +113,10 @@ func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 			a.freed = append(a.freed, gt)
 		}
 	}
-	a.lastTicket++
-	q.ticket = a.lastTicket
+	q.ticket = a.nextTicket(q.precedence.priority)
 	q.current().queues.Fix(q)
 	for _, src := range q.gateSources {
-		src.lastServed = a.lastTicket
+		src.lastServed = q.ticket
 		if len(src.queues) > 0 {
 			src.gate.queued.Fix(src)
 		}
@@ -151,10 +151,7 @@ func (a *admission) run(now leaky.Time) {
 		return
 	}
 	a.running = true
-	for _, w := range a.retries {
-		a.admitOrQueue(w, now)
-	}
-	a.retries = nil
+	a.retry(now)
 	for i := 0; ; i++ {
 		a.dispatchFreed(now)
 		if i == len(a.outcomes) {
@@ -171,4 +168,21 @@ func (a *admission) run(now leaky.Time) {
 	}
 	a.outcomes = a.outcomes[:0]
 	a.running = false
+}
+
+// retry makes the waiters of an earlier policy try the gates of the current one, those of the highest priority first.
+func (a *admission) retry(now leaky.Time) {
+	list := a.retries
+	a.retries = nil
+	if a.policy.Classes() > 1 {
+		priority := map[*waiter]int{}
+		for _, w := range list {
+			w.flow.Origin = a.policy.ListenerIndex(w.listen)
+			priority[w] = a.precedenceOf(&w.flow, a.policy.Route(&w.flow), w.unverified).priority
+		}
+		slices.SortStableFunc(list, func(x, y *waiter) int { return cmp.Compare(priority[y], priority[x]) })
+	}
+	for _, w := range list {
+		a.admitOrQueue(w, now)
+	}
 }

@@ -72,7 +72,12 @@
 // At a gate, which may be that of a listener's downstreams, the units are connections, and the source
 // that was served longest ago goes first: of two sources that wait and could be served, neither is
 // served twice while the other is not served. A source that another one's reservation keeps out could
-// not be served.
+// not be served. A source with connections of several classes is a source for each.
+//
+// A class has a priority, and a ticket of a higher one is before all of lower ones: of two sources that wait and could be served,
+// that of the higher priority is. What follows is about the sources of one priority while none of a higher one waits. Those below
+// count only as H, for the slots that they hold: they keep no reservation from a source above. If those of a higher priority always
+// wait, those below are not served.
 //
 // A source whose gates cross, so that each may be shut whenever another is open, gets them reserved; see
 // reservation. A source waits from its arrival, or its last service, until it is served, is refused, or

@@ -59,7 +59,7 @@ func (f *udpFlow) admit(b binding, m sock.Message, now leaky.Time) bool {
 	var limit *shaper.Limit
 	mayWait := false
 	p.admission.decisions.time(p.admission.clock, func() {
-		limit, mayWait = p.admission.precheck(&f.flow, b.name, f.key.draw(), now, makeRoom)
+		limit, mayWait = p.admission.precheck(&f.flow, b.name, !f.source.flows.hasAnswered(), f.key.draw(), now, makeRoom)
 	})
 	switch {
 	case limit != nil && !mayWait:
@@ -81,7 +81,7 @@ func (f *udpFlow) admit(b binding, m sock.Message, now leaky.Time) bool {
 		if !b.hasRoom(f, func(*flowLRU) bool { return false }, now) { // others may have been admitted meanwhile
 			return false
 		}
-		f.slots, limit = p.admission.tryAcquire(&f.flow, b.name, now)
+		f.slots, limit = p.admission.tryAcquire(&f.flow, b.name, !f.source.flows.hasAnswered(), now)
 	}
 	if limit != nil {
 		if limit.RefuseWith == shaper.RefuseReject && !m.Broadcast {

@@ -4,7 +4,6 @@ package conn
 
 import (
 	"math"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -31,7 +30,7 @@ type gate struct {
 	lent     *poolShare // nil unless hosts share the cap
 	adapter  *adapter   // nil unless the cap is adaptive
 	waiting  int
-	sources  map[netip.Addr]*gateSource       // that need the gate, wherever they wait
+	sources  map[memberKey]*gateSource        // that need the gate, wherever they wait
 	queued   fairq.Heap[gateSource, byTicket] // sources that wait here
 	flows    flowLRU                          // UDP flows that hold a slot
 	reserved reservation
@@ -168,12 +167,12 @@ func (a *admission) dropUnused(list []*gate, now leaky.Time) {
 	}
 }
 
-// findShut returns the gate of list that keeps a connection of q waiting at now, and the reason, or
+// findShut returns the gate of list that keeps a connection of q, or a new one if that is nil, waiting at now, and the reason, or
 // None. A cap takes precedence over a rate, which recovers sooner and does not apply to the
 // readmitted.
-func findShut(list []*gate, q *waitQueue, paid bool, now leaky.Time) (int, shaper.Reason) {
+func findShut(list []*gate, q *waitQueue, st precedence, paid bool, now leaky.Time) (int, shaper.Reason) {
 	for i, gt := range list {
-		if !gt.limit.Observe && (gt.atCap(now) || gt.reservedAgainst(q, paid)) {
+		if !gt.limit.Observe && (gt.atCap(now) || gt.reservedAgainst(q, st, paid)) {
 			return i, shaper.ByConnections
 		}
 	}
@@ -191,14 +190,19 @@ func findShut(list []*gate, q *waitQueue, paid bool, now leaky.Time) (int, shape
 }
 
 // findShutOnArrival is findShut for a new connection, which does not overtake waiters.
-func findShutOnArrival(list []*gate, paid bool, now leaky.Time) (int, shaper.Reason) {
-	i, why := findShut(list, nil, paid, now)
+func findShutOnArrival(list []*gate, st precedence, paid bool, now leaky.Time) (int, shaper.Reason) {
+	i, why := findShut(list, nil, st, paid, now)
 	if why == shaper.None {
-		if i = slices.IndexFunc(list, func(gt *gate) bool { return len(gt.queued) > 0 }); i >= 0 {
+		if i = slices.IndexFunc(list, func(gt *gate) bool { return gt.waitersFirst(st) }); i >= 0 {
 			why = shaper.ByConnections
 		}
 	}
 	return i, why
+}
+
+// waitersFirst reports whether some that wait at gt go before a new connection.
+func (gt *gate) waitersFirst(st precedence) bool {
+	return len(gt.queued) > 0 && priorityOf(gt.queued[0].ticket()) >= st.priority
 }
 
 // exhausted returns which resource of gt is used up at now, or None.

@@ -168,7 +168,7 @@ func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Tim
 	nextAdmission := p.shaper.NextAdmission(policy, i, k, bucket, &share.Shape, now)
 	if gt := p.admission.byKey[k]; gt != nil {
 		p.admission.refresh(gt)
-		b.InFlight, b.Waiting, b.Reserved = gt.inFlight, gt.waiting, gt.reservedAgainst(nil, false)
+		b.InFlight, b.Waiting, b.Reserved = gt.inFlight, gt.waiting, gt.reservedAgainst(nil, precedence{}, false)
 		_, share = gt.current(now)
 		nextAdmission = gt.nextAdmission(gt.waiting, now)
 	}

@@ -55,6 +55,30 @@ func membersOf(l *shaper.Limit, class *shaper.ClassState, source netip.Addr, asn
 	return m
 }
 
+// precedence is the class of a connection or flow, and its priority under the current policy.
+type precedence struct {
+	class    *shaper.ClassState
+	priority int
+}
+
+// precedenceOf returns the precedence of f, routed as r under the current policy.
+func (a *admission) precedenceOf(f *shaper.Flow, r shaper.Route, unverified bool) precedence {
+	c := a.policy.ClassOf(f, r, unverified)
+	return precedence{a.policy.ClassState(c), a.policy.Class(c).Priority}
+}
+
+// counterBits are the bits of a ticket that count. Those above are less for a higher priority.
+const counterBits = 56
+
+// nextTicket issues a ticket: later than all others of a priority, and earlier than all of lower ones.
+func (a *admission) nextTicket(priority int) uint64 {
+	a.lastTicket++
+	return uint64(shaper.MaxPriority-priority)<<counterBits | a.lastTicket
+}
+
+// priorityOf returns the priority for which a ticket was issued.
+func priorityOf(ticket uint64) int { return shaper.MaxPriority - int(ticket>>counterBits) }
+
 // sourceKey is the source for fairness: the IPv4 address, or the IPv6 /64, the least that one
 // subscriber has.
 func sourceKey(a netip.Addr) netip.Addr {

@@ -104,7 +104,7 @@ func (a *admission) penalize(w *waiter, why *refusal, now leaky.Time) {
 func (a *admission) refuseWaiting(source netip.Prefix, now leaky.Time) {
 	var found []*waiter
 	for _, q := range a.queues {
-		if addr := q.current().addr; source.Contains(addr) || sourceKey(source.Addr()) == addr {
+		if addr := q.member.addr; source.Contains(addr) || sourceKey(source.Addr()) == addr {
 			found = slices.AppendSeq(found, q.waiters.All())
 		}
 	}

@@ -187,16 +187,16 @@ func TestPenalty_UDP(t *testing.T) {
 	r := newAdmissionRig(t, limit)
 	flow := flowFrom("10.0.0.1", 1)
 	flow.Protocol = shaper.UDP
-	held, full := r.admission.tryAcquire(flow, "l", r.now)
+	held, full := r.admission.tryAcquire(flow, "l", false, r.now)
 	if full != nil {
 		t.Fatal("refused before it is blocked")
 	}
 	held.release(r.now)
 	r.refuse("10.0.0.1", 10)
-	if _, full := r.admission.tryAcquire(flow, "l", r.now); full == nil || full.Name != "l" || full.RefuseWith != shaper.RefuseReset {
+	if _, full := r.admission.tryAcquire(flow, "l", false, r.now); full == nil || full.Name != "l" || full.RefuseWith != shaper.RefuseReset {
 		t.Errorf("a flow of a blocked source is refused by %+v", full)
 	}
-	if limit, mayWait := r.admission.precheck(flow, "l", 1, r.now, nil); limit == nil || mayWait {
+	if limit, mayWait := r.admission.precheck(flow, "l", false, 1, r.now, nil); limit == nil || mayWait {
 		t.Error("a flow of a blocked source passes")
 	}
 }

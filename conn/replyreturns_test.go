@@ -286,7 +286,7 @@ func TestReturns_Datagrams(t *testing.T) {
 	r := newAdmissionRig(t, l)
 	r.must("10.0.0.1").finish()
 	for i := range 2000 {
-		v := &visitor{rig: r, waiter: waiter{flow: *flowFrom(fmt.Sprintf("10.1.%d.%d", i/200, i%200), 1), unverified: true, listen: "l"}}
+		v := &visitor{rig: r, waiter: waiter{flow: *flowFrom(fmt.Sprintf("10.1.%d.%d", i/200, i%200), 1), slots: slots{unverified: true}, listen: "l"}}
 		v.flow.Protocol, v.owner = shaper.UDP, v
 		r.admission.acquire(&v.waiter, r.now)
 	}

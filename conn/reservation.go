@@ -30,10 +30,14 @@ import (
 //   - after a reservation its gates rest for three times as long. So at most a quarter of the time of one
 //     slot, or of a rate, is lost.
 //
+// A queue of a higher priority knows nothing of those below: its claim ends their reservations, and does not wait for
+// their gates to rest.
+//
 // The package comment bounds the wait of a queue that needs several gates.
 type reservation struct {
 	queue     *waitQueue                    // that it is for, or nil
-	restUntil leaky.Time                    // no reservation begins before
+	restUntil leaky.Time                    // no reservation begins before,
+	restsFor  int                           // of this priority or a lower one
 	claims    fairq.Heap[gateWait, byClaim] // for the next ones
 }
 
@@ -96,12 +100,18 @@ func (gt *gate) nextClaim() *waitQueue {
 func (a *admission) reserve(gt *gate, now leaky.Time) {
 	q := gt.nextClaim()
 	if q == nil || slices.ContainsFunc(q.gates, func(gt *gate) bool {
-		r := &gt.reserved
-		return gt.reservable() && (r.queue != nil || now < r.restUntil || gt.nextClaim() != q)
+		r, priority := &gt.reserved, q.precedence.priority
+		reserved := r.queue != nil && r.queue.precedence.priority >= priority
+		return gt.reservable() && (reserved || now < r.restUntil && r.restsFor >= priority || gt.nextClaim() != q)
 	}) {
 		return
 	}
 	q.withdrawClaim()
+	for _, gt := range q.gates {
+		if r := gt.reserved.queue; r != nil {
+			a.endReservation(r, now)
+		}
+	}
 	for i := range q.waits {
 		q.waits[i].reservedTicket = q.ticketAt(i)
 	}
@@ -129,11 +139,10 @@ func (q *waitQueue) withdrawClaim() {
 
 // endReservation ends the reservation of q. The next run dispatches its gates.
 func (a *admission) endReservation(q *waitQueue, now leaky.Time) {
-	a.lastTicket++
-	q.source.lastReserved = a.lastTicket
+	q.source.lastReserved = a.nextTicket(q.precedence.priority)
 	for _, gt := range q.gates {
 		if r := &gt.reserved; r.queue == q {
-			r.queue, r.restUntil = nil, now+3*now.Sub(q.reservedAt)
+			r.queue, r.restUntil, r.restsFor = nil, now+3*now.Sub(q.reservedAt), q.precedence.priority
 			a.freed = append(a.freed, gt)
 		}
 	}
@@ -156,9 +165,9 @@ func (a *admission) resetClaims(q *waitQueue, now leaky.Time) {
 // reservedAgainst reports whether the free slot or rate of gt is reserved for a queue with an earlier
 // ticket than q, or than a new connection if q is nil. A reservation keeps one slot of a cap, and all
 // of a rate.
-func (gt *gate) reservedAgainst(q *waitQueue, paid bool) bool {
+func (gt *gate) reservedAgainst(q *waitQueue, st precedence, paid bool) bool {
 	r := gt.reserved.queue
-	if r == nil || r == q || r.gates[r.pos] == gt || q != nil && gt.isEarlier(q, r) {
+	if r == nil || r == q || r.gates[r.pos] == gt || st.priority > r.precedence.priority || q != nil && gt.isEarlier(q, r) {
 		return false
 	}
 	return gt.inFlight+1 >= gt.slots ||

@@ -15,6 +15,9 @@ type slots struct {
 	policy    *shaper.Policy // under which they were taken
 	inTurns   bool           // at limits whose slots are for turns
 	held      []*gate
+
+	precedence precedence
+	unverified bool // the source may be forged; all unverified waiters of a class count as one source
 }
 
 // release frees the slots.
@@ -71,7 +74,7 @@ func (s *slots) retake(f *shaper.Flow, r shaper.Route, now leaky.Time) {
 		return
 	}
 	old := slots{admission: a, held: s.held}
-	s.policy, s.held = a.policy, a.gatesFor(f, r, s.inTurns)
+	s.policy, s.held, s.precedence = a.policy, a.gatesFor(f, r, s.inTurns), a.precedenceOf(f, r, s.unverified)
 	for _, gt := range s.held {
 		gt.count(1, now)
 		a.sharing.lending.use(gt, now)

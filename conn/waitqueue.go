@@ -17,7 +17,7 @@ import (
 // that is shut for one of them is shut for all. So they wait at one gate and move to another one
 // together, in constant time.
 //
-// Order is by ticket. A queue gets a ticket when it begins to wait and a new one when it is served;
+// Order is by ticket, and tickets of a higher priority are earlier. A queue gets a ticket when it begins to wait and a new one when it is served;
 // the lowest goes first. So a gate serves the source that it served longest ago, or that has waited
 // longest if it served none since: of two that wait, neither is served twice while the other could be.
 // Tickets are numbered over all gates, so a queue that moves keeps its place in the order.
@@ -28,6 +28,8 @@ import (
 // as it has gates, and a later release finds it where it waits then.
 type waitQueue struct {
 	key          string
+	member       memberKey        // of admissionSource
+	precedence   precedence       // of its connections
 	paid         bool             // readmitted connections, see waiter
 	gates        []*gate          // that its connections need
 	source       *admissionSource // of its connections
@@ -60,7 +62,7 @@ type gateWait struct {
 // gateSource is one source at one gate. It has one ticket for all its queues: connections to several
 // ports may need several gates besides this one.
 type gateSource struct {
-	addr        netip.Addr
+	key         memberKey
 	gate        *gate
 	refs        int                                  // queues that need the gate, wherever they wait
 	queues      fairq.Heap[waitQueue, byQueueTicket] // those that wait here
@@ -76,12 +78,12 @@ type gateSource struct {
 // enqueue makes w wait for the gates of list, of which list[i] is shut. When the wait quota is used up
 // it displaces the newest waiter of the source that has the most, unless that is its own source.
 func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, now leaky.Time) {
-	q := a.queueFor(w.sourceKey(), list, w.paid)
+	q := a.queueFor(w, list)
 	if q.len > 0 {
 		i = q.pos
 	}
 	if gt := list[i]; gt.quota.waiting >= gt.limit.MaxQueue {
-		if longest := gt.quota.largest; len(longest) == 0 || longest[0].waiting <= gt.quota.waitingOf(q.gateSources[i].addr)+1 {
+		if !gt.quota.displaces(q.gateSources[i].key, w.precedence) {
 			a.refuse(w, gt, shaper.WaitingFull, now)
 			if q.len == 0 {
 				a.deleteQueue(q, now)
@@ -106,32 +108,36 @@ func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, n
 	a.sharing.lending.wait(q.current().gate)
 }
 
-// queueFor returns the queue of addr's connections that need list. A missing one is created.
+// queueFor returns the queue of w and the other connections of its source and class that need list. A missing one is created.
 // Readmitted connections have a queue of their own.
-func (a *admission) queueFor(addr netip.Addr, list []*gate, paid bool) *waitQueue {
-	a.keyBuf = queueKey(a.keyBuf[:0], addr, list, paid)
+func (a *admission) queueFor(w *waiter, list []*gate) *waitQueue {
+	member := memberKey{class: w.precedence.class, addr: w.sourceKey()}
+	a.keyBuf = queueKey(a.keyBuf[:0], member, list, w.paid)
 	q := a.queues[string(a.keyBuf)]
 	if q != nil {
 		return q
 	}
-	a.lastTicket++
-	q = &waitQueue{key: string(a.keyBuf), paid: paid, gates: list, source: a.sources[addr], waits: make([]gateWait, len(list)), ticket: a.lastTicket}
+	q = &waitQueue{
+		key: string(a.keyBuf), member: member, precedence: w.precedence, paid: w.paid, gates: list, source: a.sources[member],
+		waits: make([]gateWait, len(list)), ticket: a.nextTicket(w.precedence.priority),
+	}
 	if q.source == nil {
 		q.source = &admissionSource{}
-		a.sources[addr] = q.source
+		a.sources[member] = q.source
 	}
 	q.source.queues++
 	q.timeout.Fire = func(now leaky.Time) { a.expire(q, now) }
 	a.queues[q.key] = q
 	for i, gt := range list {
 		q.waits[i].queue = q
-		src := gt.sources[addr]
+		key := w.memberAt(gt)
+		src := gt.sources[key]
 		if src == nil {
-			src = &gateSource{addr: addr, gate: gt}
+			src = &gateSource{key: key, gate: gt}
 			if gt.sources == nil {
-				gt.sources = map[netip.Addr]*gateSource{}
+				gt.sources = map[memberKey]*gateSource{}
 			}
-			gt.sources[addr] = src
+			gt.sources[key] = src
 		}
 		src.refs++
 		q.gateSources = append(q.gateSources, src)
@@ -144,11 +150,11 @@ func (a *admission) deleteQueue(q *waitQueue, now leaky.Time) {
 	a.resetClaims(q, now)
 	delete(a.queues, q.key)
 	if q.source.queues--; q.source.queues == 0 {
-		delete(a.sources, q.current().addr)
+		delete(a.sources, q.member)
 	}
 	for _, src := range q.gateSources {
 		if src.refs--; src.refs == 0 {
-			delete(src.gate.sources, src.addr)
+			delete(src.gate.sources, src.key)
 		}
 	}
 	a.dropUnused(q.gates, now)
@@ -157,10 +163,11 @@ func (a *admission) deleteQueue(q *waitQueue, now leaky.Time) {
 // current is the source of q at the gate where it waits.
 func (q *waitQueue) current() *gateSource { return q.gateSources[q.pos] }
 
-// queueKey appends the key of addr's queue for list to b.
-func queueKey(b []byte, addr netip.Addr, list []*gate, paid bool) []byte {
-	a := addr.As16()
+// queueKey appends the key of a source's queue for list to b.
+func queueKey(b []byte, m memberKey, list []*gate, paid bool) []byte {
+	a := m.addr.As16()
 	b = append(b, a[:]...)
+	b = binary.LittleEndian.AppendUint32(b, m.class.ID)
 	if paid {
 		b = append(b, 'p') // no other key has an odd length
 	}
@@ -353,6 +360,12 @@ func (w *waiter) sourceKey() netip.Addr {
 		return unverifiedSource
 	}
 	return sourceKey(w.flow.Source)
+}
+
+// memberAt is what w takes turns as at gt.
+func (w *waiter) memberAt(gt *gate) memberKey {
+	m := membersOf(gt.limit, w.precedence.class, w.flow.Source, w.route.ASN, w.unverified)
+	return m.keys[0]
 }
 
 // ticket decides the order of sources: the lowest goes first.

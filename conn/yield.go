@@ -4,7 +4,6 @@ package conn
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 
 	"shaperd.dev/shaperd/leaky"
@@ -16,7 +15,7 @@ const maxYields = 64
 
 // slotUser is a source with slots of a gate.
 type slotUser struct {
-	addr netip.Addr
+	key  memberKey
 	held int
 	idle []*session // that may end, the longest idle first
 }
@@ -50,12 +49,12 @@ func (p *Proxy) yieldIdle(gt *gate, now leaky.Time) {
 
 // slotUsersOf returns the sources that hold slots of gt, or wait there.
 func (p *Proxy) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser) {
-	byAddr := map[netip.Addr]*slotUser{}
-	of := func(a netip.Addr) *slotUser {
-		h := byAddr[a]
+	byKey := map[memberKey]*slotUser{}
+	of := func(key memberKey) *slotUser {
+		h := byKey[key]
 		if h == nil {
-			h = &slotUser{addr: a}
-			byAddr[a] = h
+			h = &slotUser{key: key}
+			byKey[key] = h
 			list = append(list, h)
 		}
 		return h
@@ -64,14 +63,14 @@ func (p *Proxy) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser) 
 		if !slices.Contains(s.slots.held, gt) {
 			continue
 		}
-		h := of(s.sourceKey())
+		h := of(s.memberAt(gt))
 		h.held++
 		if s.mayYield() && now.Sub(s.activity.lastActive) >= after {
 			h.idle = append(h.idle, s)
 		}
 	}
 	for _, src := range gt.queued {
-		of(src.addr)
+		of(src.key)
 	}
 	for _, h := range list {
 		slices.SortFunc(h.idle, func(a, b *session) int { return cmp.Compare(a.activity.lastActive, b.activity.lastActive) })
@@ -86,7 +85,7 @@ func (gt *gate) pairToYield(users []*slotUser) (from, to *slotUser) {
 		if len(u.idle) > 0 && (from == nil || u.held > from.held) {
 			from = u
 		}
-		if src := gt.sources[u.addr]; src != nil && src.waiting > 0 && (to == nil || u.held < to.held) {
+		if src := gt.sources[u.key]; src != nil && src.waiting > 0 && (to == nil || u.held < to.held) {
 			to = u
 		}
 	}

@@ -25,7 +25,10 @@ type TrafficClass struct {
 }
 
 // ClassState identifies a class. It belongs to the name of the class and outlives policies.
-type ClassState struct{ Name string }
+type ClassState struct {
+	Name string
+	ID   uint32 // of no other class
+}
 
 // addClasses sets the classes of p, the default class last.
 func (p *Policy) addClasses(s *Shaper, classes []TrafficClass) {
@@ -86,7 +89,7 @@ func (s *Shaper) classState(name string) *ClassState {
 	defer s.mu.Unlock()
 	st := s.classes[name]
 	if st == nil {
-		st = &ClassState{Name: name}
+		st = &ClassState{Name: name, ID: uint32(len(s.classes))}
 		s.classes[name] = st
 	}
 	return st
