@@ -149,7 +149,7 @@ func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
 		return
 	}
 	for _, gt := range list {
-		a.take(gt, w.paid, shaper.None, 0, now, now)
+		a.take(gt, w.precedence.class, w.paid, shaper.None, 0, now, now)
 	}
 	a.grant(w, list, now)
 }
@@ -192,7 +192,7 @@ func (a *admission) tryAcquire(f *shaper.Flow, listen string, unverified bool, n
 		return slots{}, gt.limit
 	}
 	for _, gt := range list {
-		a.take(gt, false, shaper.None, 0, now, now)
+		a.take(gt, st.class, false, shaper.None, 0, now, now)
 	}
 	return slots{admission: a, policy: a.policy, held: list, precedence: st, unverified: unverified}, nil
 }

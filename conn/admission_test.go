@@ -180,7 +180,7 @@ func (r *admissionRig) idle() {
 		r.t.Errorf("%d pools and %d waiters for them are left", len(r.listener.pools), r.listener.poolQuota.waiting)
 	}
 	for state, quota := range r.admission.quotas {
-		if quota.waiting != 0 || len(quota.largest)+len(quota.sources) != 0 || state.InFlight.Load() != 0 || state.Waiting.Load() != 0 {
+		if quota.waiting != 0 || len(quota.classes)+len(quota.sources) != 0 || state.InFlight.Load() != 0 || state.Waiting.Load() != 0 {
 			r.t.Errorf("%s: %d waiting, %d in flight", state.Name, quota.waiting, state.InFlight.Load())
 		}
 	}
@@ -193,14 +193,14 @@ func (r *admissionRig) idle() {
 func (r *admissionRig) consistent() {
 	waiting := map[*waitQuota]int{}
 	for _, gt := range r.admission.byKey {
-		if len(gt.queued) > 0 && (gt.limit.Observe || gt.exhausted(r.now) == shaper.None && !gt.reservedAgainst(gt.queued[0].queues[0], gt.queued[0].queues[0].precedence, false)) {
+		if q := gt.nextQueue(); q != nil && (gt.limit.Observe || gt.exhausted(r.now) == shaper.None && !gt.reservedAgainst(q, q.precedence, false)) {
 			r.t.Fatalf("%s: a connection waits for a free slot", gt.state.Name)
 		}
-		if len(gt.queued) > 0 && gt.exhausted(r.now) == shaper.ByNewConnections && !gt.timer.Scheduled() {
+		if gt.first() != nil && gt.exhausted(r.now) == shaper.ByNewConnections && !gt.timer.Scheduled() {
 			r.t.Fatalf("%s: no timer is set for when the rate allows the next one", gt.state.Name)
 		}
 		here := 0
-		for _, src := range gt.queued {
+		for src := range gt.waiters() {
 			n := 0
 			for _, q := range src.queues {
 				if q.current() != src || q.gates[q.pos] != gt || q.len == 0 || !q.timeout.Scheduled() {

@@ -132,7 +132,7 @@ func (sh *share) isShort(now leaky.Time) bool {
 // waiting is how many sources wait for the bucket, as far as the limit enforces.
 func (sh *share) waiting() int {
 	if sh.gate != nil {
-		return len(sh.gate.queued)
+		return sh.gate.waitingSources()
 	}
 	n := sh.queue.root.Active()
 	for _, b := range sh.queue.bookings {

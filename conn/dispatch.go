@@ -28,10 +28,10 @@ func (a *admission) dispatch(list []*gate, now leaky.Time) {
 		}
 		var next *waitQueue
 		for _, gt := range list {
-			if len(gt.queued) == 0 {
+			first, why := gt.nextQueue(), gt.exhausted(now)
+			if first == nil {
 				continue
 			}
-			first, why := gt.nextQueue(), gt.exhausted(now)
 			if gt.limit.Observe || (why == shaper.ByNewConnections || why == shaper.QuotaUsed) && first.paid {
 				why = shaper.None
 			}
@@ -61,15 +61,16 @@ func (a *admission) dispatch(list []*gate, now leaky.Time) {
 	}
 }
 
-// findShut returns the gate that keeps q waiting, and the reason, or None. A gate with waiters of
-// earlier tickets is also shut: they are tried first.
+// findShut returns the gate that keeps q waiting, and the reason, or None. A gate with waiters that
+// go before q is also shut: they are tried first.
 func (q *waitQueue) findShut(now leaky.Time) (int, shaper.Reason) {
 	i, why := findShut(q.gates, q, q.precedence, q.paid, now)
 	if why != shaper.None {
 		return i, why
 	}
 	for i, src := range q.gateSources {
-		if turns := src.gate.queued; i != q.pos && len(turns) > 0 && turns[0].ticket() < q.ticketAt(i) {
+		gt := src.gate
+		if first := gt.first(); i != q.pos && first != nil && gt.before(first.key.class, first.ticket(), src.key.class, q.ticketAt(i)) {
 			return i, shaper.ByConnections
 		}
 	}
@@ -84,7 +85,7 @@ func (a *admission) moveTo(q *waitQueue, i int, why shaper.Reason, now leaky.Tim
 	a.armTimeout(q)
 	gt := q.gates[i]
 	for gt.quota.waiting > gt.limit.MaxQueue {
-		a.evictNewest(gt.quota, now)
+		a.evictNewest(gt.quota, gt.limit, now)
 	}
 }
 
@@ -108,7 +109,7 @@ func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 		if gt.dueAt > 0 {
 			ready = gt.dueAt
 		}
-		a.take(gt, w.paid, why, waited, ready, now)
+		a.take(gt, w.precedence.class, w.paid, why, waited, ready, now)
 		if gt.reserved.queue != nil { // others may wait even though it has a free slot
 			a.freed = append(a.freed, gt)
 		}
@@ -118,7 +119,7 @@ func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 	for _, src := range q.gateSources {
 		src.lastServed = q.ticket
 		if len(src.queues) > 0 {
-			src.gate.queued.Fix(src)
+			src.gate.line(src.key.class).queued.Fix(src)
 		}
 	}
 	list := q.gates

@@ -48,7 +48,7 @@ func (p *Proxy) evict(counts *shaper.ListenerState, now leaky.Time) {
 func (a *admission) relieve(gt *gate, now leaky.Time) {
 	a.evictIdleFlows(gt, now)
 	a.yieldIdle(gt, now)
-	if len(gt.queued) > 0 {
+	if gt.first() != nil {
 		a.wheel.Schedule(&gt.relief, now+unansweredGrace)
 	}
 }
@@ -56,7 +56,7 @@ func (a *admission) relieve(gt *gate, now leaky.Time) {
 // evictIdleFlows evicts idle UDP flows for the connections that wait at gt. Otherwise sources that may be forged could
 // keep connections out of a limit that applies to both, with an occasional datagram.
 func (a *admission) evictIdleFlows(gt *gate, now leaky.Time) {
-	for n := gt.waiting; n > 0 && len(gt.queued) > 0 && gt.atCap(now) && (gt.pool == nil || !gt.pool.listener.held(now)); n-- {
+	for n := gt.waiting; n > 0 && gt.first() != nil && gt.atCap(now) && (gt.pool == nil || !gt.pool.listener.held(now)); n-- {
 		f := gt.victim(now)
 		if f == nil {
 			break
@@ -72,7 +72,7 @@ func (a *admission) evictIdleFlows(gt *gate, now leaky.Time) {
 // victim returns a flow to evict at gt, or nil. For a waiting flow it may be a verified one.
 func (gt *gate) victim(now leaky.Time) *udpFlow {
 	maxRank := rankAnswered
-	if gt.queued[0].queues[0].waiters.First().flow.Protocol == shaper.UDP {
+	if gt.first().queues[0].waiters.First().flow.Protocol == shaper.UDP {
 		maxRank = rankVerified
 	}
 	if gt.pool == nil {

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
@@ -30,9 +29,9 @@ type gate struct {
 	lent     *poolShare // nil unless hosts share the cap
 	adapter  *adapter   // nil unless the cap is adaptive
 	waiting  int
-	sources  map[memberKey]*gateSource        // that need the gate, wherever they wait
-	queued   fairq.Heap[gateSource, byTicket] // sources that wait here
-	flows    flowLRU                          // UDP flows that hold a slot
+	sources  map[memberKey]*gateSource // that need the gate, wherever they wait
+	lines    []classLine               // by class
+	flows    flowLRU                   // UDP flows that hold a slot
 	reserved reservation
 	timer    pacer.Event // scheduled while a connection waits for the bucket, and not for a slot
 	dueAt    leaky.Time  // when timer fires; 0 when nothing waits for the bucket
@@ -103,6 +102,9 @@ func (a *admission) refresh(gt *gate) {
 	if i := a.policy.IndexOf(gt.state); i >= 0 {
 		gt.limit, gt.quota = a.policy.LimitFor(i, &gt.key), a.quotaFor(gt.state)
 		a.followQuota(gt, i, a.policySince)
+		for n := range gt.lines {
+			gt.lines[n].reserved = gt.limit.ReservedFor(gt.lines[n].class.Name)
+		}
 		a.setCap(gt)
 		if gt.lent != nil {
 			gt.lent.rename(was, a.policy)
@@ -202,7 +204,8 @@ func findShutOnArrival(list []*gate, st precedence, paid bool, now leaky.Time) (
 
 // waitersFirst reports whether some that wait at gt go before a new connection.
 func (gt *gate) waitersFirst(st precedence) bool {
-	return len(gt.queued) > 0 && priorityOf(gt.queued[0].ticket()) >= st.priority
+	first := gt.first()
+	return first != nil && !gt.before(st.class, lastTicket(st.priority), first.key.class, first.ticket())
 }
 
 // exhausted returns which resource of gt is used up at now, or None.
@@ -232,12 +235,12 @@ func (gt *gate) atRate(now leaky.Time) bool {
 // take takes a slot for a connection that waited here for reason why, and could pass from ready on.
 // A timer that fired late refunds the cost of up to one connection. A readmitted connection is neither
 // charged nor counted again.
-func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, now leaky.Time) {
+func (a *admission) take(gt *gate, class *shaper.ClassState, paid bool, why shaper.Reason, waited, ready, now leaky.Time) {
 	if gt.pool != nil {
 		return // see grant
 	}
 	verdict, full := shaper.Delay, gt.exhausted(now)
-	gt.count(1, now)
+	gt.count(class, 1, now)
 	a.sharing.lending.use(gt, now)
 	if gt.budget != nil && !paid {
 		gt.budget.Use(1)
@@ -273,9 +276,13 @@ func (a *admission) take(gt *gate, paid bool, why shaper.Reason, waited, ready, 
 	gt.state.SlotWait.Observe(waited.Duration())
 }
 
-// count adds n to the connections in flight.
-func (gt *gate) count(n int, now leaky.Time) {
+// count adds n to the connections of a class in flight.
+func (gt *gate) count(class *shaper.ClassState, n int, now leaky.Time) {
 	gt.inFlight += n
+	l := gt.line(class)
+	if l.inFlight += n; l.inFlight == 0 {
+		gt.dropLine(class)
+	}
 	gt.state.InFlight.Add(int64(n))
 	if gt.adapter != nil {
 		gt.adapter.measure(now)

@@ -276,7 +276,7 @@ func (sh *poolShare) demand(ld *lending, now leaky.Time) shaper.Demand {
 	case gt.limit.Observe: // and keeps nobody from a slot
 		d.Held = pool.Parts(min(gt.inFlight, gt.slots))
 	case sh.waiting() > 0:
-		d.Waiting = len(gt.queued)
+		d.Waiting = gt.waitingSources()
 	case sh.missed > 0 || sh.missedOfLate(now):
 		d.Waiting = 1
 	}

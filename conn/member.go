@@ -76,6 +76,11 @@ func (a *admission) nextTicket(priority int) uint64 {
 	return uint64(shaper.MaxPriority-priority)<<counterBits | a.lastTicket
 }
 
+// lastTicket is later than all that nextTicket issues for a priority.
+func lastTicket(priority int) uint64 {
+	return uint64(shaper.MaxPriority-priority+1)<<counterBits - 1
+}
+
 // priorityOf returns the priority for which a ticket was issued.
 func priorityOf(ticket uint64) int { return shaper.MaxPriority - int(ticket>>counterBits) }
 

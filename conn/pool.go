@@ -93,7 +93,7 @@ func (ln *listener) wakeLater() {
 // hasServableWaiter reports whether a pool with waiters has a free downstream.
 func (ln *listener) hasServableWaiter(now leaky.Time) bool {
 	for _, gt := range ln.pools {
-		if len(gt.queued) > 0 && !gt.pool.full(now) {
+		if gt.first() != nil && !gt.pool.full(now) {
 			return true
 		}
 	}
@@ -103,7 +103,7 @@ func (ln *listener) hasServableWaiter(now leaky.Time) bool {
 // hasWaiters reports whether connections wait for a downstream.
 func (ln *listener) hasWaiters() bool {
 	for _, gt := range ln.pools {
-		if len(gt.queued) > 0 {
+		if gt.first() != nil {
 			return true
 		}
 	}

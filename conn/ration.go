@@ -218,8 +218,8 @@ func (b *budget) returnIn() time.Duration {
 
 // refuseUsedUp refuses the connections that wait at gt for a claim, when others have used the last of its quota.
 func (a *admission) refuseUsedUp(gt *gate, now leaky.Time) {
-	for len(gt.queued) > 0 && !gt.nextQueue().paid {
-		w := gt.nextQueue().waiters.First()
+	for q := gt.nextQueue(); q != nil && !q.paid; q = gt.nextQueue() {
+		w := q.waiters.First()
 		a.countRefusal(gt, shaper.QuotaUsed, w.flow.Source, now)
 		a.outcomes = append(a.outcomes, outcome{w, refusal{limit: gt.limit, reason: shaper.QuotaUsed, retryAfter: gt.budget.returnIn()}})
 		a.dequeue(w, now)

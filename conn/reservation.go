@@ -56,7 +56,7 @@ func (a *admission) recordFailure(q *waitQueue, now leaky.Time) {
 	switch {
 	case !gw.failed:
 		gw.failed = true
-	case q.claimTicket == 0 && q.reservedAt == 0 && !slices.ContainsFunc(q.gates, func(gt *gate) bool { return gt.hasEarlier(q, 0) }):
+	case q.claimTicket == 0 && q.reservedAt == 0 && !slices.ContainsFunc(q.gates, func(gt *gate) bool { return gt.hasEarlier(q) }):
 		a.lastTicket++
 		q.claimTicket = a.lastTicket
 		for i, gt := range q.gates {
@@ -69,13 +69,17 @@ func (a *admission) recordFailure(q *waitQueue, now leaky.Time) {
 
 func (gt *gate) reservable() bool { return gt.pool == nil && !gt.limit.Observe }
 
-// hasEarlier reports whether a source in the subtree of heap position i waits at gt with a ticket and
-// rank before the ticket of q.
-func (gt *gate) hasEarlier(q *waitQueue, i int) bool {
-	if i >= len(gt.queued) || gt.queued[i].ticket() >= q.ticket {
+// hasEarlier reports whether a source waits at gt with a ticket and rank before the ticket of q.
+func (gt *gate) hasEarlier(q *waitQueue) bool {
+	return slices.ContainsFunc(gt.lines, func(l classLine) bool { return l.hasEarlier(q, 0) })
+}
+
+// hasEarlier is the same for the subtree of heap position i.
+func (l *classLine) hasEarlier(q *waitQueue, i int) bool {
+	if i >= len(l.queued) || l.queued[i].ticket() >= q.ticket {
 		return false
 	}
-	return gt.queued[i].queues[0].rank() < q.ticket || gt.hasEarlier(q, 2*i+1) || gt.hasEarlier(q, 2*i+2)
+	return l.queued[i].queues[0].rank() < q.ticket || l.hasEarlier(q, 2*i+1) || l.hasEarlier(q, 2*i+2)
 }
 
 // rank orders claims: by ticket, or by the last reservation of the source if that is later.
@@ -167,7 +171,14 @@ func (a *admission) resetClaims(q *waitQueue, now leaky.Time) {
 // of a rate.
 func (gt *gate) reservedAgainst(q *waitQueue, st precedence, paid bool) bool {
 	r := gt.reserved.queue
-	if r == nil || r == q || r.gates[r.pos] == gt || st.priority > r.precedence.priority || q != nil && gt.isEarlier(q, r) {
+	if r == nil || r == q || r.gates[r.pos] == gt {
+		return false
+	}
+	ticket := lastTicket(st.priority)
+	if q != nil {
+		ticket = q.ticketAt(slices.Index(q.gates, gt))
+	}
+	if gt.before(st.class, ticket, r.precedence.class, r.ticketAt(slices.Index(r.gates, gt))) {
 		return false
 	}
 	return gt.inFlight+1 >= gt.slots ||
@@ -175,18 +186,17 @@ func (gt *gate) reservedAgainst(q *waitQueue, st precedence, paid bool) bool {
 }
 
 // nextQueue is the queue whose turn it is at gt: the first that waits here, or the one with the
-// reservation.
+// reservation. It is nil if none waits here.
 func (gt *gate) nextQueue() *waitQueue {
-	top := gt.queued[0].queues[0]
-	if r := gt.reserved.queue; r != nil && r.gates[r.pos] == gt && !gt.isEarlier(top, r) {
+	first := gt.first()
+	if first == nil {
+		return nil
+	}
+	top, r := first.queues[0], gt.reserved.queue
+	if r != nil && r.gates[r.pos] == gt && !gt.before(top.precedence.class, top.ticketAt(top.pos), r.precedence.class, r.ticketAt(r.pos)) {
 		return r
 	}
 	return top
-}
-
-// isEarlier reports whether q has an earlier ticket at gt than r.
-func (gt *gate) isEarlier(q, r *waitQueue) bool {
-	return q.ticketAt(slices.Index(q.gates, gt)) < r.ticketAt(slices.Index(r.gates, gt))
 }
 
 // ticketAt is the ticket of q at its i-th gate: that of its source. During a reservation it stays as

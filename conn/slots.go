@@ -31,7 +31,7 @@ func (s *slots) free(now leaky.Time) {
 	held := s.held
 	s.held = nil
 	for _, gt := range held {
-		gt.count(-1, now)
+		gt.count(s.precedence.class, -1, now)
 	}
 	s.admission.dispatch(held, now)
 	s.admission.dropUnused(held, now)
@@ -44,6 +44,7 @@ func (s *slots) update(f *shaper.Flow, r shaper.Route, removed bool, now leaky.T
 		return
 	}
 	var kept []*gate
+	was := s.precedence.class
 	if removed {
 		oldPolicy, held := s.policy, s.held
 		s.held = nil
@@ -58,11 +59,11 @@ func (s *slots) update(f *shaper.Flow, r shaper.Route, removed bool, now leaky.T
 	}
 	s.retake(f, r, now)
 	for _, gt := range kept {
-		if slices.Contains(s.held, gt) { // the limit applies to all listeners now
-			gt.count(-1, now)
-		} else {
+		if !slices.Contains(s.held, gt) { // else the limit applies to all listeners now, and has counted it again
+			gt.count(s.precedence.class, 1, now)
 			s.held = append(s.held, gt)
 		}
+		gt.count(was, -1, now)
 	}
 }
 
@@ -73,10 +74,10 @@ func (s *slots) retake(f *shaper.Flow, r shaper.Route, now leaky.Time) {
 	if s.policy == a.policy {
 		return
 	}
-	old := slots{admission: a, held: s.held}
+	old := slots{admission: a, held: s.held, precedence: s.precedence}
 	s.policy, s.held, s.precedence = a.policy, a.gatesFor(f, r, s.inTurns), a.precedenceOf(f, r, s.unverified)
 	for _, gt := range s.held {
-		gt.count(1, now)
+		gt.count(s.precedence.class, 1, now)
 		a.sharing.lending.use(gt, now)
 	}
 	old.free(now)

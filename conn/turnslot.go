@@ -161,7 +161,7 @@ func (t *turnSlot) mustYield(now leaky.Time) bool {
 		return false
 	}
 	for _, gt := range t.held {
-		if len(gt.queued) > 0 || gt.inFlight > gt.slots { // they may wait at another host
+		if gt.first() != nil || gt.inFlight > gt.slots { // they may wait at another host
 			return true
 		}
 	}

@@ -70,7 +70,7 @@ type gateSource struct {
 	stands      bool                                 // see patience
 	turnedAt    leaky.Time                           // since when connections were served as if stands were wrong, or 0
 	waiting     int                                  // connections
-	heapIndex   int                                  // in gate.queued
+	heapIndex   int                                  // in classLine.queued
 	quotaSource *quotaSource                         // set while some of its connections wait here
 	quotaIndex  int                                  // in quotaSource.sources
 }
@@ -83,14 +83,14 @@ func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, n
 		i = q.pos
 	}
 	if gt := list[i]; gt.quota.waiting >= gt.limit.MaxQueue {
-		if !gt.quota.displaces(q.gateSources[i].key, w.precedence) {
+		if !gt.quota.displaces(gt.limit, q.gateSources[i].key, w.precedence) {
 			a.refuse(w, gt, shaper.WaitingFull, now)
 			if q.len == 0 {
 				a.deleteQueue(q, now)
 			}
 			return
 		}
-		a.evictNewest(gt.quota, now)
+		a.evictNewest(gt.quota, gt.limit, now)
 	}
 	if q.len == 0 {
 		a.link(q, i, why, now)
@@ -259,10 +259,10 @@ func (a *admission) link(q *waitQueue, i int, why shaper.Reason, now leaky.Time)
 	q.pos, q.posSince, q.waits[i].reason = i, now, why
 	src.queues.Push(q)
 	if len(src.queues) == 1 {
-		gt.queued.Push(src)
+		gt.line(src.key.class).queued.Push(src)
 		gt.quota.insert(src)
 	} else {
-		gt.queued.Fix(src)
+		gt.line(src.key.class).queued.Fix(src)
 	}
 	src.addWaiting(q.len, now)
 	if gt.exhausted(now) == shaper.ByNewConnections {
@@ -282,12 +282,13 @@ func (a *admission) unlink(q *waitQueue, now leaky.Time) {
 	src.addWaiting(-q.len, now)
 	src.queues.Remove(q)
 	if len(src.queues) > 0 {
-		gt.queued.Fix(src)
+		gt.line(src.key.class).queued.Fix(src)
 		return
 	}
-	gt.queued.Remove(src)
+	gt.line(src.key.class).queued.Remove(src)
+	gt.dropLine(src.key.class)
 	gt.quota.remove(src)
-	if len(gt.queued) == 0 {
+	if gt.first() == nil {
 		a.wheel.Cancel(&gt.timer)
 		a.wheel.Cancel(&gt.relief)
 		gt.dueAt = 0
@@ -327,15 +328,12 @@ func (a *admission) dequeue(w *waiter, now leaky.Time) {
 // addWaiting adds n to the connections of src that wait.
 func (src *gateSource) addWaiting(n int, now leaky.Time) {
 	src.waiting += n
-	src.quotaSource.waiting += n
-	src.gate.quota.waiting += n
+	src.gate.quota.add(src, n)
 	src.gate.waiting += n
 	src.gate.state.Waiting.Add(int64(n))
 	if ad := src.gate.adapter; ad != nil {
 		ad.measure(now)
 	}
-	src.quotaSource.sources.Fix(src)
-	src.gate.quota.largest.Fix(src.quotaSource)
 }
 
 // armPacer schedules a dispatch at gt for when its rate allows the next connection.

@@ -3,39 +3,83 @@
 package conn
 
 import (
+	"slices"
+
 	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
 
-// waitQuota bounds the waiting connections of one limit, over all its keys.
+// waitQuota bounds the waiting connections of one limit, over all its keys. A class for which slots are reserved has that
+// part of the places, too: what waits in them makes room for none.
 type waitQuota struct {
 	waiting int
 	sources map[memberKey]*quotaSource
-	largest fairq.Heap[quotaSource, byWaiters]
+	classes []quotaClass // that wait
+}
+
+// quotaClass is the waiting connections of one class.
+type quotaClass struct {
+	precedence precedence
+	waiting    int
+	largest    fairq.Heap[quotaSource, byWaiters]
 }
 
 // quotaSource is one source in a quota, at all gates of the limit.
 type quotaSource struct {
-	precedence precedence
-	sources    fairq.Heap[gateSource, byWaitersAtGate]
-	waiting    int // connections
-	heapIndex  int // in waitQuota.largest
+	class     *shaper.ClassState
+	sources   fairq.Heap[gateSource, byWaitersAtGate]
+	waiting   int // connections
+	heapIndex int // in quotaClass.largest
 }
 
-// displaces reports whether the next waiter of a source takes the place of another source's: of one of lower priority, or
-// of the same that has more.
-func (wq *waitQuota) displaces(key memberKey, st precedence) bool {
-	if len(wq.largest) == 0 {
+func (wq *waitQuota) class(class *shaper.ClassState) *quotaClass {
+	for i := range wq.classes {
+		if wq.classes[i].precedence.class == class {
+			return &wq.classes[i]
+		}
+	}
+	return nil
+}
+
+// ownPlaces returns how many places are for the waiters of a class.
+func ownPlaces(l *shaper.Limit, class *shaper.ClassState) int {
+	return l.MaxQueue * l.ReservedFor(class.Name) / 100
+}
+
+// largest returns the source with the most waiters of the class that makes room: of those that have more than their own places the
+// one of the lowest priority. It is nil if there is none.
+func (wq *waitQuota) largest(l *shaper.Limit) (first *quotaSource, priority int) {
+	for i := range wq.classes {
+		c := &wq.classes[i]
+		if c.waiting <= ownPlaces(l, c.precedence.class) {
+			continue
+		}
+		if t := c.largest[0]; first == nil || c.precedence.priority < priority || c.precedence.priority == priority && t.waiting > first.waiting {
+			first, priority = t, c.precedence.priority
+		}
+	}
+	return first, priority
+}
+
+// displaces reports whether the next waiter of a source under l takes the place of another source's: of one of lower priority, or
+// of the same that has more, or of any if its class has not all of its own places.
+func (wq *waitQuota) displaces(l *shaper.Limit, key memberKey, st precedence) bool {
+	first, priority := wq.largest(l)
+	if first == nil {
 		return false
 	}
-	first := wq.largest[0]
-	return first.precedence.priority < st.priority || first.precedence.priority == st.priority && first.waiting > wq.waitingOf(key)+1
+	own := 0
+	if c := wq.class(st.class); c != nil {
+		own = c.waiting
+	}
+	return own < ownPlaces(l, st.class) || priority < st.priority || priority == st.priority && first.waiting > wq.waitingOf(key)+1
 }
 
-// evictNewest refuses the newest waiter of the source that has the most, of those of the lowest priority.
-func (a *admission) evictNewest(wq *waitQuota, now leaky.Time) {
-	src := wq.largest[0].sources[0]
+// evictNewest refuses the newest waiter under l of the source that makes room.
+func (a *admission) evictNewest(wq *waitQuota, l *shaper.Limit, now leaky.Time) {
+	first, _ := wq.largest(l)
+	src := first.sources[0]
 	last := src.queues[len(src.queues)-1] // the newest of several, approximately
 	a.refuse(last.waiters.Last(), src.gate, shaper.WaitingFull, now)
 }
@@ -44,12 +88,18 @@ func (a *admission) evictNewest(wq *waitQuota, now leaky.Time) {
 func (wq *waitQuota) insert(src *gateSource) {
 	t := wq.sources[src.key]
 	if t == nil {
-		t = &quotaSource{precedence: src.queues[0].precedence}
+		st := src.queues[0].precedence
+		t = &quotaSource{class: st.class}
 		if wq.sources == nil {
 			wq.sources = map[memberKey]*quotaSource{}
 		}
 		wq.sources[src.key] = t
-		wq.largest.Push(t)
+		c := wq.class(st.class)
+		if c == nil {
+			wq.classes = append(wq.classes, quotaClass{precedence: st})
+			c = &wq.classes[len(wq.classes)-1]
+		}
+		c.largest.Push(t)
 	}
 	src.quotaSource = t
 	t.sources.Push(src)
@@ -60,10 +110,25 @@ func (wq *waitQuota) remove(src *gateSource) {
 	t := src.quotaSource
 	src.quotaSource = nil
 	t.sources.Remove(src)
-	if len(t.sources) == 0 {
-		wq.largest.Remove(t)
-		delete(wq.sources, src.key)
+	if len(t.sources) > 0 {
+		return
 	}
+	delete(wq.sources, src.key)
+	c := wq.class(t.class)
+	if c.largest.Remove(t); len(c.largest) == 0 {
+		wq.classes = slices.DeleteFunc(wq.classes, func(c quotaClass) bool { return c.precedence.class == t.class })
+	}
+}
+
+// add adds n to the waiting connections of src.
+func (wq *waitQuota) add(src *gateSource, n int) {
+	t := src.quotaSource
+	c := wq.class(t.class)
+	t.waiting += n
+	c.waiting += n
+	wq.waiting += n
+	t.sources.Fix(src)
+	c.largest.Fix(t)
 }
 
 // waitingOf is how many connections of a source wait in wq.
@@ -74,17 +139,11 @@ func (wq *waitQuota) waitingOf(key memberKey) int {
 	return 0
 }
 
-// byWaiters puts the source with the most waiters first, of those of the lowest priority.
+// byWaiters puts the source with the most waiters first.
 type byWaiters struct{}
 
-func (byWaiters) Less(a, b *quotaSource) bool {
-	if p, q := a.precedence.priority, b.precedence.priority; p != q {
-		return p < q
-	}
-	return a.waiting > b.waiting
-}
-
-func (byWaiters) Index(t *quotaSource) *int { return &t.heapIndex }
+func (byWaiters) Less(a, b *quotaSource) bool { return a.waiting > b.waiting }
+func (byWaiters) Index(t *quotaSource) *int   { return &t.heapIndex }
 
 // byWaitersAtGate puts the gate with the most waiters of a source first.
 type byWaitersAtGate struct{}

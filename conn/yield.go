@@ -69,7 +69,7 @@ func (p *Proxy) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser) 
 			h.idle = append(h.idle, s)
 		}
 	}
-	for _, src := range gt.queued {
+	for src := range gt.waiters() {
 		of(src.key)
 	}
 	for _, h := range list {

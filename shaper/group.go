@@ -288,5 +288,8 @@ func (l *Limit) validateValues(bad func(key, format string, args ...any)) {
 	if shape, longest := l.shape(), leaky.FromDuration(MaxBurstTime); shape.BytesBurst > longest || shape.PacketsBurst > longest {
 		bad("burst", "takes more than %v at the rate", MaxBurstTime)
 	}
+	if class, percent := l.Unreserved(); class != "" {
+		bad("max_connections", "%d: the %d%% that are reserved for class %q are no slot", l.MaxConnections, percent, class)
+	}
 	l.validateAlgorithm(bad)
 }

@@ -100,6 +100,10 @@ type Limit struct {
 	// and its own holds more. Proxy plane only; 0 is never.
 	YieldAfter time.Duration
 
+	// Reserve is the parts of MaxConnections that are reserved for classes, at most all of it. Others borrow them while they are not
+	// needed. Proxy plane, not with Shared and Adapt; connections can wait.
+	Reserve []Reserve
+
 	QueueTimeout time.Duration // maximum time that a connection waits for admission
 	QueueTarget  time.Duration // the same while a source's queue stands, or 0; proxy plane only
 	MaxQueue     int           // maximum number of waiting connections, over all keys; proxy plane only

@@ -39,6 +39,8 @@ func (l *Limit) validateTurns(bad func(key, format string, args ...any)) {
 		bad("turns", "unsupported at attachments, where nothing takes turns")
 	case l.Scheduling == ScheduleFIFO:
 		bad("turns", "unsupported with scheduling = \"fifo\"")
+	case l.Turns[0] >= numTurnBy:
+		bad("turns", "invalid value %d", l.Turns[0])
 	case l.Turns[n-1] != TurnSource || !slices.IsSortedFunc(l.Turns, func(a, b TurnBy) int { return int(b) - int(a) }) || len(slices.Compact(slices.Clone(l.Turns))) != n:
 		bad("turns", "must be from the widest to the narrowest, and end with \"source\"")
 	}

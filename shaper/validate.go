@@ -97,6 +97,7 @@ func validate(r *Rules) error {
 		l.validateSources(groups, bad)
 		l.validateQuota(bad)
 		l.validateTurns(bad)
+		l.validateReserve(r.Classes, bad)
 		if l.Adapt != AdaptOff {
 			l.validateAdapt(listeners, bad)
 		}

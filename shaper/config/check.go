@@ -290,6 +290,9 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 	if len(l.asnFiles) == 0 && len(limit.Except.ASN) > 0 {
 		l.add(t.at.child("except").child("asn"), "asn: missing [asn] files")
 	}
+	if len(l.asnFiles) == 0 && slices.Contains(limit.Turns, shaper.TurnASN) {
+		t.errorf("turns", "\"asn\": missing [asn] files")
+	}
 	if len(l.asnFiles) == 0 && limit.Key&shaper.KeyASN != 0 {
 		t.errorf("key", "\"asn\": missing [asn] files")
 	}

@@ -25,6 +25,7 @@ func TestLoad_Compiles(t *testing.T) {
 		"max_delay": {`"0s"`, `"1h"`}, "queue_timeout": {`"0s"`, `"1h"`}, "max_queue": {"0", "1048576"}, "block": {"true", "false"}, "shared": {"true", "false"},
 		"algorithm": {`"leaky"`, `"fixed-window"`, `"sliding-window"`, `"sliding-log"`}, "burst_connections": {"0", "1", "1000"},
 		"quota": {`"1B/day"`, `"100GB/month UTC"`, `"5packets/1min"`, `"1000000connections/24h"`}, "quota_over": {`"refuse"`, `"slow:1B/s"`},
+		"reserve": {`{ default = "20%" }`, `{ c0 = "50%" }`, `{ c0 = "1%", default = "99%" }`}, "turns": {`["prefix24", "source"]`, `["asn", "prefix24", "source"]`, `"source"`},
 		"match.group": {`"g"`, `["g", "h"]`}, "except": {`{ group = "g" }`, `{ source = ["10.0.0.0/8"], group = ["h"] }`, `{ asn = 64500 }`}, "values": {`"v.csv"`},
 		"for": {`{ g = { rate = "1Mbit/s" } }`, `{ g = { rate = "1B/s", burst = "2MB" }, h = { rate = "2Mbit/s" } }`, `{ h = { max_connections = 5, new_connections = "2000/h" } }`, `{ g = { packets = "5/s", burst_packets = 1 } }`},
 	}

@@ -32,6 +32,7 @@ type loader struct {
 	named        []place          // names of groups in limits
 	classes      []table          // tables of c.Classes
 	classListens [][]item[string] // names of listeners in them
+	reserved     []item[string]   // names of classes in limits
 	listens      []table          // tables of c.Listen
 	addresses    []locatedAddress
 	attaches     []table // tables of c.Attach
@@ -241,6 +242,8 @@ func (l *loader) limit(t table) {
 		t.errorf("name", "%s is reserved for \"shaperd block\"", quote(limit.Name))
 	}
 	checkEffect(t, &limit)
+	checkTurns(t, &limit)
+	l.reserve(t, &limit)
 	l.tiers(t, &limit)
 	l.checkTiers(t, &limit)
 	if limit.ValuesFile != "" {

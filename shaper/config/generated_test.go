@@ -187,6 +187,8 @@ func schemaOf(v valueType) map[string]any {
 		s["anyOf"] = []any{map[string]any{"type": "string"}, schemaOfTable(v.keys)}
 	case kindNamedTables:
 		s["type"], s["minProperties"], s["additionalProperties"] = "object", 1, schemaOfTable(v.keys)
+	case kindNamedValues:
+		s["type"], s["minProperties"], s["additionalProperties"] = "object", 1, schemaOf(*v.elem)
 	case kindTables:
 		s["type"], s["items"] = "array", schemaOfTable(v.keys)
 	}

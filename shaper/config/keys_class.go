@@ -93,6 +93,11 @@ func (l *loader) checkClasses(listeners []string) {
 	if len(l.classes) > shaper.MaxClasses {
 		l.add(l.classes[shaper.MaxClasses].at, fmt.Sprintf("too many classes: %d, of at most %d", len(l.classes), shaper.MaxClasses))
 	}
+	names := []string{shaper.DefaultClass}
+	for i := range l.c.Classes {
+		names = append(names, l.c.Classes[i].Name)
+	}
+	l.checkKnown(l.reserved, "reserve", "class", names)
 	all := "" // the name of a class that matches everything
 	for i, t := range l.classes {
 		m, match := &l.c.Classes[i].Match, t.at.child("match")

@@ -96,6 +96,7 @@ var limitKeys = keys{
 		doc: "Order of the units that wait for one bucket: with `\"fair\"` sources take turns, and the connections " +
 			"or flows of a source; `\"fifo\"` is first come, first served.",
 	},
+	turnsKey,
 	{
 		name: "ecn_mark", typ: quantityType("percentage from `1%` to `100%`", "50%", `^[0-9]+ ?%$`, parsePercent, showPercent), def: `"50%"`, needs: []condition{pacedAtAttachments, atAttachments}, overridable: true, perHost: true,
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.ECNMark }),
@@ -157,6 +158,7 @@ var limitKeys = keys{
 		doc: "An idle TCP connection ends after that time when another source waits for its slot, and its own source holds " +
 			"more: the longest idle one of the source that holds the most, never while a first answer is due. 0 is never.",
 	},
+	reserveKey,
 	*valueKeys.find("new_connections"),
 	*valueKeys.find("burst_connections"),
 	{

@@ -138,6 +138,9 @@ func (l *loader) tiers(t table, limit *shaper.Limit) {
 		}
 		checkBursts(sub, &tier)
 		checkAlgorithm(sub, &tier)
+		if sub.has("max_connections") {
+			checkReserved(sub, &tier)
+		}
 		limit.For = append(limit.For, shaper.Tier{Group: name, Values: tier.Values()})
 		l.named = append(l.named, place{len(l.c.Limits), "for", item[string]{name, all.at.child(name)}})
 	}

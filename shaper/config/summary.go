@@ -46,7 +46,11 @@ func (c *Config) Summary(l *shaper.Limit) string {
 		if l.SlotFor.InTurns() {
 			unit = l.SlotFor.String() + "s at once"
 		}
-		parts = append(parts, fmt.Sprintf("%s%d %s", least, l.MaxConnections, unit))
+		reserved := ""
+		if len(l.Reserve) > 0 {
+			reserved = " (reserved: " + reserveText(l) + ")"
+		}
+		parts = append(parts, fmt.Sprintf("%s%d %s%s", least, l.MaxConnections, unit, reserved))
 	}
 	if l.NewConnections.N != 0 {
 		s := FormatFrequency(l.NewConnections) + " new connections"
@@ -80,6 +84,9 @@ func (c *Config) Summary(l *shaper.Limit) string {
 	}
 	if len(l.BySource) > 0 {
 		parts = append(parts, fmt.Sprintf("values of their own for %d prefixes", len(l.BySource)))
+	}
+	if len(l.Turns) > 0 {
+		parts = append(parts, "turns by "+turnsKey.textOf(l))
 	}
 	if l.Shared {
 		parts = append(parts, fmt.Sprintf("shared by %d hosts", c.Shared.Hosts))

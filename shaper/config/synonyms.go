@@ -132,6 +132,8 @@ var synonymsInLimit = invert(map[string]string{
 	"for":             "tiers tier",
 	"values":          "map table csv",
 	"algorithm":       "strategy window",
+	"reserve":         "guarantee guaranteed reserved minimum floor",
+	"turns":           "fairness fair_by",
 	"key":             "keys group_by per by",
 	"shared":          "cluster distributed global scope",
 	"ipv4_prefix":     "ipv4_mask ipv4_prefix_length",
@@ -174,6 +176,11 @@ var valueSynonyms = map[string]map[string][]string{
 		"listen":     "listener frontend",
 		"connection": "conn flow session",
 		"attach":     "attachment interface iface",
+	}),
+	"turns": invert(map[string]string{
+		"source":   "ip src client address",
+		"prefix24": "24 /24 prefix subnet network prefix48",
+		"asn":      "as",
 	}),
 	"mode": invert(map[string]string{
 		"shape":  "delay queue hold shaping",

@@ -19,7 +19,7 @@ type valueType struct {
 	min       int64      // minimum of an integer
 	max       int64      // maximum of an integer
 	enumNames []string   // values of an enumeration
-	elem      *valueType // element type of an array
+	elem      *valueType // element type of an array, or of a table with names of the user
 	keys      keys       // keys of a table
 
 	// parse returns the Go value of a TOML value. current is the value of the key before,
@@ -47,6 +47,7 @@ const (
 	kindStringOrTable
 	kindTables      // [[...]]
 	kindNamedTables // table of tables with the same keys, under names of the user
+	kindNamedValues // table of elem, under names of the user
 )
 
 // stringType returns a type of strings.
@@ -247,6 +248,11 @@ func tableType(k keys) valueType { return valueType{kind: kindTable, desc: "tabl
 // namedTablesType returns the type of tables with keys k under names such as example.
 func namedTablesType(example string, k keys) valueType {
 	return valueType{kind: kindNamedTables, desc: "table of tables by name, such as `" + example + "`", keys: k}
+}
+
+// namedValuesType returns the type of values under names such as example.
+func namedValuesType(example string, elem valueType) valueType {
+	return valueType{kind: kindNamedValues, desc: elem.desc + " by name, such as `" + example + "`", elem: &elem}
 }
 
 func tablesType(k keys) valueType { return valueType{kind: kindTables, desc: "tables", keys: k} }

@@ -1,0 +1,117 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"shaperd.dev/shaperd/shaper"
+)
+
+// reserveKey and turnsKey are keys of a limit that say how those that wait for a bucket take turns.
+var reserveKey = key{
+	name: "reserve", typ: namedValuesType("critical", percentType), defText: "none",
+	needs: []condition{capping, atListeners("unsupported at attachments, where nothing waits for a slot")},
+	field: field{get: func(record any) any { return record.(*shaper.Limit).Reserve }},
+	shown: when(func(l *shaper.Limit) bool { return len(l.Reserve) > 0 }),
+	text:  on(reserveText),
+	doc: "Parts of `max_connections` that are reserved for classes, as in `reserve = { critical = \"20%\" }`, rounded down: at most 100% in all. " +
+		"Others borrow them while no connection of the class waits; when one does, the next slots that are freed are for the class until it has its part, before " +
+		"classes of a higher priority. It has the same part of `max_queue`. `default` is traffic of no class. Not of `rate`, and without `shared` and `adapt`.",
+}
+
+var turnsKey = key{
+	name: "turns", typ: arrayType(`string such as "prefix24"`, valueType{enumNames: turnNames()}, parseTurn, asText), defText: "`[\"source\"]`",
+	needs: []condition{
+		atListeners("unsupported at attachments, where nothing takes turns"), notPerConnection,
+		needs("", "has no effect with scheduling = \"fifo\"", func(l *shaper.Limit, _ isSet) bool { return l.Scheduling != shaper.ScheduleFIFO }),
+		needs("", "has no effect with \"source\" in key: a bucket is of one /24 of IPv4 or /48 of IPv6, or less", func(l *shaper.Limit, _ isSet) bool {
+			return l.Key&shaper.KeySource == 0 || l.IPv4Prefix < 24 || l.IPv6Prefix < 48
+		}),
+	},
+	field:    fieldOf(func(l *shaper.Limit) *[]shaper.TurnBy { return &l.Turns }),
+	ifEmpty:  ": remove the key for turns by source",
+	omitZero: true,
+	doc: "What takes turns where several wait for one bucket: with `[\"asn\", \"prefix24\", \"source\"]` first the AS, then the /24 of IPv4 " +
+		"or /48 of IPv6 of an AS, then the sources of one of these, so that all addresses of a prefix together get what one address elsewhere gets. " +
+		"From the widest to the narrowest, and the last one is `\"source\"`. `\"asn\"` needs `[asn]` files; addresses that are not in them " +
+		"are one AS. The weight of a class is that of the first in the list.",
+}
+
+func turnNames() (names []string) {
+	for by := range shaper.TurnBy(shaper.MaxTurns) {
+		names = append(names, by.String())
+	}
+	return names
+}
+
+func parseTurn(s string) (shaper.TurnBy, error) {
+	i := slices.Index(turnNames(), s)
+	if i < 0 {
+		return 0, errors.New(unknownValue(s, turnNames(), valueSynonyms["turns"]))
+	}
+	return shaper.TurnBy(i), nil
+}
+
+// checkTurns reports levels in a wrong order.
+func checkTurns(t table, l *shaper.Limit) {
+	n := len(l.Turns)
+	if n > 0 && (l.Turns[n-1] != shaper.TurnSource || !slices.IsSortedFunc(l.Turns, func(a, b shaper.TurnBy) int { return int(b) - int(a) })) {
+		t.errorf("turns", "must be from the widest to the narrowest, and end with \"source\": \"asn\", \"prefix24\", \"source\", or some of these")
+	}
+}
+
+func reserveText(l *shaper.Limit) string {
+	var all []string
+	for _, r := range l.Reserve {
+		all = append(all, fmt.Sprintf("%s %d%%", r.Class, r.Percent))
+	}
+	return strings.Join(all, ", ")
+}
+
+// reserve decodes the table reserve of a limit, and reports mistakes in it.
+func (l *loader) reserve(t table, limit *shaper.Limit) {
+	all, ok := t.values["reserve"].(map[string]any)
+	at := t.at.child("reserve")
+	switch {
+	case !t.has("reserve"):
+		return
+	case !ok:
+		l.add(at, fmt.Sprintf("reserve must be a table, not %s", kind(t.values["reserve"])))
+		return
+	case len(all) == 0:
+		t.errorf("reserve", "must not be empty: name classes in it, as in reserve.critical = \"20%%\"")
+	}
+	sum := 0
+	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int { return at.child(a).offset - at.child(b).offset })
+	for _, name := range names {
+		percent, err := percentType.parse("reserve", all[name], nil)
+		if err != nil {
+			l.add(at.child(name), fmt.Sprintf("reserve.%s: %v", name, err))
+			continue
+		}
+		limit.Reserve = append(limit.Reserve, shaper.Reserve{Class: name, Percent: percent.(int)})
+		l.reserved = append(l.reserved, item[string]{name, at.child(name)})
+		sum += percent.(int)
+	}
+	switch {
+	case sum > 100:
+		t.errorf("reserve", "%d%% in all: must be at most 100%%", sum)
+	case limit.Shared:
+		t.errorf("reserve", "unsupported with shared = true: hosts lend each other slots for any class")
+	case limit.Adapt != shaper.AdaptOff:
+		t.errorf("reserve", "unsupported with adapt: it is not known of how many slots it is a part")
+	case (limit.QueueTimeout == 0 || limit.MaxQueue == 0) && !limit.InPacketPlane():
+		t.errorf("reserve", "has no effect without max_queue and queue_timeout: a slot that is lent is given back to one that waits")
+	}
+	checkReserved(t, limit)
+}
+
+// checkReserved reports a part of max_connections, which t may set, that is no slot.
+func checkReserved(t table, limit *shaper.Limit) {
+	if class, percent := limit.Unreserved(); class != "" {
+		t.errorf("max_connections", "%d: the %d%% that are reserved for class %s are no slot", limit.MaxConnections, percent, quote(class))
+	}
+}

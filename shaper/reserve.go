@@ -1,0 +1,64 @@
+package shaper
+
+import "slices"
+
+// Reserve is a part of the slots of a limit that is reserved for a class.
+type Reserve struct {
+	Class   string
+	Percent int // of the slots of each bucket, 1 to 100; rounded down, but at least one slot
+}
+
+// ReservedFor returns the percentage of the slots of l that is reserved for a class.
+func (l *Limit) ReservedFor(class string) int {
+	for i := range l.Reserve {
+		if l.Reserve[i].Class == class {
+			return l.Reserve[i].Percent
+		}
+	}
+	return 0
+}
+
+// validateReserve reports what is wrong with Reserve.
+func (l *Limit) validateReserve(classes []TrafficClass, bad func(key, format string, args ...any)) {
+	if len(l.Reserve) == 0 {
+		return
+	}
+	switch {
+	case l.InPacketPlane():
+		bad("reserve", "unsupported at attachments, where nothing waits for a slot")
+	case l.MaxConnections == 0:
+		bad("reserve", "needs max_connections, of which it is a part")
+	case l.Shared:
+		bad("reserve", "unsupported with shared: hosts lend each other slots of any class")
+	case l.Adapt != AdaptOff:
+		bad("reserve", "unsupported with adapt: it is not known of how many slots it is a part")
+	case l.QueueTimeout == 0 || l.MaxQueue == 0:
+		bad("reserve", "needs max_queue and queue_timeout: a slot that is lent is given back to one that waits")
+	}
+	sum := 0
+	for i, r := range l.Reserve {
+		key := "reserve." + r.Class
+		switch {
+		case r.Class != DefaultClass && !slices.ContainsFunc(classes, func(c TrafficClass) bool { return c.Name == r.Class }):
+			bad(key, "unknown class %q", r.Class)
+		case slices.ContainsFunc(l.Reserve[:i], func(o Reserve) bool { return o.Class == r.Class }):
+			bad(key, "duplicate")
+		case r.Percent < 1 || r.Percent > 100:
+			bad(key, "%d%%: must be from 1%% to 100%%", r.Percent)
+		}
+		sum += r.Percent
+	}
+	if sum > 100 {
+		bad("reserve", "%d%% in all: must be at most 100%%", sum)
+	}
+}
+
+// Unreserved returns a class for which a part of MaxConnections is reserved that is no slot, and the part in percent, or "".
+func (l *Limit) Unreserved() (class string, percent int) {
+	for _, r := range l.Reserve {
+		if l.MaxConnections > 0 && l.MaxConnections*r.Percent < 100 {
+			return r.Class, r.Percent
+		}
+	}
+	return "", 0
+}
