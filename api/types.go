@@ -371,6 +371,7 @@ type Connection struct {
 	Waited            float64 `json:"waited_seconds"`      // total time in queues and waiting for slots
 	ThrottledBy       string  `json:"throttled_by"`        // limit that it waits for now, or "downstream"
 	MostlyThrottledBy string  `json:"mostly_throttled_by"` // limit that it waited for the longest
+	Class             string  `json:"class,omitempty"`     // absent without classes
 }
 
 // Explanation is the result for a hypothetical connection or packet: GET /v1/explain.
@@ -422,6 +423,7 @@ type LimitBucket struct {
 	OwnValues bool    `json:"own_values,omitempty"` // the summary has values of this source, others than those of the limit
 	SlotFor   string  `json:"slot_for,omitempty"`   // see [Limit]
 	Shed      float64 `json:"shed,omitempty"`       // part of new connections that the limit refuses now
+	Reserved  int     `json:"reserved,omitempty"`   // slots of the bucket that are reserved for the class of the connection
 	Bucket    *Bucket `json:"bucket,omitempty"`
 
 	Shared *LimitShare `json:"shared,omitempty"` // of the bucket, what this host may use now: hosts share the limit

@@ -187,13 +187,14 @@ func (a *admission) tryAcquire(f *shaper.Flow, listen string, unverified bool, n
 	list, st := a.gatesFor(f, r, false), a.precedenceOf(f, r, unverified)
 	if i, why := findShutOnArrival(list, st, false, now); why != shaper.None {
 		gt := list[i]
-		a.countRefusal(gt, why, f.Source, now)
+		a.countRefusal(gt, st.class, why, f.Source, now)
 		a.dropUnused(list, now)
 		return slots{}, gt.limit
 	}
 	for _, gt := range list {
 		a.take(gt, st.class, false, shaper.None, 0, now, now)
 	}
+	st.class.Admitted.Add(1)
 	return slots{admission: a, policy: a.policy, held: list, precedence: st, unverified: unverified}, nil
 }
 
@@ -234,7 +235,7 @@ func (a *admission) precheck(f *shaper.Flow, listen string, unverified bool, dra
 		}
 		if why != shaper.None {
 			if mayWait = gt.limit.QueueTimeout > 0 && gt.limit.MaxQueue > 0; !mayWait {
-				a.countRefusal(gt, why, f.Source, now)
+				a.countRefusal(gt, st.class, why, f.Source, now)
 			}
 			return gt.limit, mayWait
 		}
@@ -279,7 +280,7 @@ func (a *admission) checkShed(f *shaper.Flow, r shaper.Route, draw float64, now 
 
 // refuse refuses w at gt, where it waits or would have to.
 func (a *admission) refuse(w *waiter, gt *gate, why shaper.Reason, now leaky.Time) {
-	a.countRefusal(gt, why, w.flow.Source, now)
+	a.countRefusal(gt, w.precedence.class, why, w.flow.Source, now)
 	a.outcomes = append(a.outcomes, outcome{w, refusal{gt.limit, why, a.retryAfter(w, gt, why, now), gt.atRate(now), gt.pool != nil}})
 	if w.queue != nil {
 		a.dequeue(w, now)
@@ -287,7 +288,10 @@ func (a *admission) refuse(w *waiter, gt *gate, why shaper.Reason, now leaky.Tim
 }
 
 // countRefusal counts a connection of source that was refused at gt.
-func (a *admission) countRefusal(gt *gate, why shaper.Reason, source netip.Addr, now leaky.Time) {
+func (a *admission) countRefusal(gt *gate, class *shaper.ClassState, why shaper.Reason, source netip.Addr, now leaky.Time) {
+	if !gt.limit.SlotFor.InTurns() {
+		class.Refused.Add(1)
+	}
 	gt.state.Connections.Add(shaper.Refuse, why, 1)
 	recordRefusal(a.shaper, gt.state, gt.limitKey(), source, now)
 	a.sharing.lending.miss(gt)

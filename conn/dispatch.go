@@ -136,7 +136,9 @@ func (a *admission) grant(w *waiter, list []*gate, now leaky.Time) {
 		a.dropUnused(list[last:], now)
 		list = list[:last:last]
 	}
-	w.held = list
+	if w.held = list; !w.inTurns && !w.paid {
+		w.precedence.class.Admitted.Add(1)
+	}
 	a.outcomes = append(a.outcomes, outcome{waiter: w})
 }
 

@@ -59,6 +59,7 @@ func (s *session) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 		ToDownstream: s.up.moved, FromDownstream: s.down.moved,
 		Stage: [...]string{"waiting", "proxy_header", "connecting", "open", "closing", "closing"}[s.stage],
 	}
+	c.Class = s.precedence.name()
 	s.turns.fill(c)
 	if s.downstream != nil {
 		c.Downstream = s.downstream.address(s.flow.Port, s.samePort)
@@ -88,6 +89,7 @@ func (f *udpFlow) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 		Age: now.Sub(f.started).Duration(), Idle: now.Sub(f.lastActive).Duration(),
 		ToDownstream: f.up.moved, FromDownstream: f.down.moved,
 	}
+	c.Class = f.slots.precedence.name()
 	f.turns.fill(c)
 	setWaited(c, f.account.total(f.up.path, f.down.path))
 	if newest := f.queued.Last(); newest != nil {
@@ -104,7 +106,7 @@ func (w *pendingFlow) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 	*c = shaper.ConnectionStatus{
 		ID: w.udp.flow.Connection, Protocol: shaper.UDP, Source: w.udp.key.client, Listen: w.udp.listener.name, Port: w.udp.flow.Port,
 		Stage: "waiting", Age: now.Sub(w.started).Duration(), Idle: now.Sub(w.started).Duration(),
-		ThrottledBy: w.queue.current().gate.state.Name,
+		ThrottledBy: w.queue.current().gate.state.Name, Class: w.precedence.name(),
 	}
 	setWaited(c, w.account)
 	c.Waited += w.waitTime(now).Duration()

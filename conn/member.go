@@ -61,6 +61,14 @@ type precedence struct {
 	priority int
 }
 
+// name is the name of the class, or "" before a connection has one.
+func (st precedence) name() string {
+	if st.class == nil {
+		return ""
+	}
+	return st.class.Name
+}
+
 // precedenceOf returns the precedence of f, routed as r under the current policy.
 func (a *admission) precedenceOf(f *shaper.Flow, r shaper.Route, unverified bool) precedence {
 	c := a.policy.ClassOf(f, r, unverified)

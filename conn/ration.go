@@ -220,7 +220,7 @@ func (b *budget) returnIn() time.Duration {
 func (a *admission) refuseUsedUp(gt *gate, now leaky.Time) {
 	for q := gt.nextQueue(); q != nil && !q.paid; q = gt.nextQueue() {
 		w := q.waiters.First()
-		a.countRefusal(gt, shaper.QuotaUsed, w.flow.Source, now)
+		a.countRefusal(gt, w.precedence.class, shaper.QuotaUsed, w.flow.Source, now)
 		a.outcomes = append(a.outcomes, outcome{w, refusal{limit: gt.limit, reason: shaper.QuotaUsed, retryAfter: gt.budget.returnIn()}})
 		a.dequeue(w, now)
 	}

@@ -488,9 +488,13 @@ func (v *view) connections(q connectionFilter) api.Connections {
 
 // NewConnection converts c to its form in the API.
 func NewConnection(c *shaper.ConnectionStatus, p *shaper.Policy) api.Connection {
-	asn := p.ASN(c.Addr())
+	asn, class := p.ASN(c.Addr()), c.Class
+	if p.Classes() == 1 {
+		class = ""
+	}
 	return api.Connection{
-		ID: c.ID, Protocol: c.Protocol.String(), Source: c.Source.String(), ASN: asn, ASName: p.ASName(asn),
+		Class: class,
+		ID:    c.ID, Protocol: c.Protocol.String(), Source: c.Source.String(), ASN: asn, ASName: p.ASName(asn),
 		Listener: c.Listen, Port: c.Port, Downstream: c.Downstream, Stage: c.Stage, Age: c.Age.Seconds(), Idle: c.Idle.Seconds(),
 		ToDownstream: c.ToDownstream, FromDownstream: c.FromDownstream, Waited: c.Waited.Seconds(),
 		ThrottledBy: c.ThrottledBy, MostlyThrottledBy: c.MostlyThrottledBy,

@@ -3,6 +3,7 @@ package shaper
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 )
 
 // Bounds of classes.
@@ -24,10 +25,14 @@ type TrafficClass struct {
 	Priority int   // at the gate of a bucket, 0 to MaxPriority: the highest is admitted first
 }
 
-// ClassState identifies a class. It belongs to the name of the class and outlives policies.
+// ClassState holds the counters of a class. It belongs to the name of the class and outlives policies. Any goroutine may read and write
+// its counters.
 type ClassState struct {
 	Name string
 	ID   uint32 // of no other class
+
+	// New connections and UDP flows that had all slots that they needed, and that limits or downstreams without any refused.
+	Admitted, Refused atomic.Uint64
 }
 
 // addClasses sets the classes of p, the default class last.

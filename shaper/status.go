@@ -45,6 +45,7 @@ type ConnectionStatus struct {
 	Waited            time.Duration // total time in queues and waiting for slots
 	ThrottledBy       string        // limit that it is waiting for
 	MostlyThrottledBy string        // limit that it has waited for longest
+	Class             string        // for the slots that it has or waits for; "" before it needs any
 
 	Connect   time.Duration // until the downstream had accepted it
 	FirstByte time.Duration // of the downstream, see [DownstreamState]; 0 before it

@@ -36,6 +36,11 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectPackets(to) // first: it updates the counters of the limits
 	policy := c.Shaper.Policy()
 	c.collectLimits(to, policy)
+	for n := range policy.Classes() {
+		class := policy.ClassState(n)
+		to.counter(classConns, class.Admitted.Load(), class.Name, shaper.Pass.String())
+		to.counter(classConns, class.Refused.Load(), class.Name, shaper.Refuse.String())
+	}
 	c.collectListeners(to, policy)
 	c.collectReloads(to)
 	c.collectOverrides(to)

@@ -18,6 +18,8 @@ var (
 	maxDelay   = desc("limit_max_delay_seconds", "Maximum delay of a unit in a queue of the limit.", "limit")
 	queueDelay = desc("limit_queue_delay_seconds", "Time that delayed units waited in the queues of the limit.", "limit")
 
+	classConns = desc("class_connections_total", "New connections and UDP flows of a class by whether they were admitted.", "class", "verdict")
+
 	listenerOpen        = desc("listener_connections_open", "Open TCP connections.", "listener")
 	listenerFlows       = desc("listener_udp_flows", "Open UDP flows.", "listener")
 	listenerBytes       = desc("listener_bytes_total", "Payload bytes forwarded.", "listener", "direction")

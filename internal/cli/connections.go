@@ -84,10 +84,21 @@ func checkQueryNames(ctx context.Context, c *api.Client, q api.ConnectionQuery) 
 }
 
 func connectionsTable(all []api.Connection) *term.Table {
-	t := term.NewTable(">ID", "SOURCE", "LISTENER", "DOWNSTREAM", "STAGE", ">AGE", ">IDLE", ">TO", ">FROM", ">WAITED", "THROTTLED BY", "MOSTLY BY", "AS")
+	header := []string{">ID", "SOURCE", "LISTENER", "DOWNSTREAM", "STAGE", ">AGE", ">IDLE", ">TO", ">FROM", ">WAITED", "THROTTLED BY", "MOSTLY BY", "AS"}
+	classes := slices.ContainsFunc(all, func(c api.Connection) bool { return c.Class != "" })
+	if classes {
+		header = append(header, "CLASS")
+	}
+	t := term.NewTable(header...)
 	for _, c := range all {
-		t.Add(strconv.FormatUint(c.ID, 10), api.Printable(c.Source), fmt.Sprintf("%s %s/%d", c.Listener, c.Protocol, c.Port), api.Printable(c.Downstream), c.Stage,
-			term.Seconds(c.Age), term.Seconds(c.Idle), term.Size(c.ToDownstream), term.Size(c.FromDownstream), term.Seconds(c.Waited), c.ThrottledBy, c.MostlyThrottledBy, asnLabel(c.ASN, c.ASName))
+		row := []string{
+			strconv.FormatUint(c.ID, 10), api.Printable(c.Source), fmt.Sprintf("%s %s/%d", c.Listener, c.Protocol, c.Port), api.Printable(c.Downstream), c.Stage,
+			term.Seconds(c.Age), term.Seconds(c.Idle), term.Size(c.ToDownstream), term.Size(c.FromDownstream), term.Seconds(c.Waited), c.ThrottledBy, c.MostlyThrottledBy, asnLabel(c.ASN, c.ASName),
+		}
+		if classes {
+			row = append(row, api.Printable(c.Class))
+		}
+		t.Add(row...)
 	}
 	return t
 }

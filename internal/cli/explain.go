@@ -145,6 +145,11 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Ques
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	for _, l := range x.Limits {
+		if text := reservedText(&l, x.Class); text != "" {
+			fmt.Fprintln(e.stdout, text)
+		}
+	}
 	fmt.Fprintln(e.stdout)
 	if x.Attach != nil && x.Attach.Observe {
 		fmt.Fprintln(e.stdout, "The attachment observes: nothing is delayed or dropped.")
@@ -241,6 +246,11 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 		}
 		p.Line("")
 		p.Table(bucketsTable(x.Limits))
+		for _, l := range x.Limits {
+			if text := reservedText(&l, x.Class); text != "" {
+				p.Line("%s", text)
+			}
+		}
 		p.Line("")
 		for _, b := range x.Bottlenecks {
 			p.Line("%s: bottleneck is %q.", b.Resource, b.Limit)
@@ -263,6 +273,18 @@ func classText(c *api.Class) string {
 		return ""
 	}
 	return fmt.Sprintf("Class %q: weight %d, priority %d.", api.Printable(c.Name), c.Weight, c.Priority)
+}
+
+// reservedText says what a limit reserves for the class of a connection, or is "".
+func reservedText(l *api.LimitBucket, c *api.Class) string {
+	if l.Reserved == 0 {
+		return ""
+	}
+	name := shaper.DefaultClass
+	if c != nil {
+		name = c.Name
+	}
+	return fmt.Sprintf("Limit %q reserves %d slots for class %q.", api.Printable(l.Limit), l.Reserved, api.Printable(name))
 }
 
 // exemptText says which limits except a source, or is "".
