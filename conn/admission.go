@@ -328,7 +328,7 @@ func (a *admission) dequeueAll(now leaky.Time) (list []*waiter) {
 	for _, q := range a.queues {
 		round := 0
 		for w := range q.waiters.All() {
-			waiting = append(waiting, turn{w, round, max(q.ticket, q.current().lastServed)})
+			waiting = append(waiting, turn{w, round, max(q.ticket, q.current().top().lastServed)})
 			round++
 		}
 	}

@@ -202,8 +202,8 @@ func (r *admissionRig) consistent() {
 		here := 0
 		for src := range gt.waiters() {
 			n := 0
-			for _, q := range src.queues {
-				if q.current() != src || q.gates[q.pos] != gt || q.len == 0 || !q.timeout.Scheduled() {
+			for _, q := range queuesBelow(src) {
+				if q.current().top() != src || q.gates[q.pos] != gt || q.len == 0 || !q.timeout.Scheduled() {
 					r.t.Fatal("a queue is not where it should be")
 				}
 				for w := range q.waiters.All() {
@@ -231,6 +231,23 @@ func (r *admissionRig) consistent() {
 			r.t.Fatalf("%s: %d wait, more than may", state.Name, quota.waiting)
 		}
 	}
+}
+
+// queuesBelow returns the queues that wait at a gate, of a member there, after a check of what the members count.
+func queuesBelow(src *gateSource) []*waitQueue {
+	all := append([]*waitQueue{}, src.queues...)
+	sum := 0
+	for _, c := range src.below {
+		if c.parent != src || c.waiting == 0 || c.gate != src.gate || c.lastServed > src.lastServed {
+			panic("a member is where it does not belong")
+		}
+		sum += c.waiting
+		all = append(all, queuesBelow(c)...)
+	}
+	if len(src.below) != len(src.crowds) || len(src.below) > 0 && (len(src.queues) > 0 || sum != src.waiting || src.crowds[0].waiting*len(src.below) < sum) {
+		panic("members count wrong")
+	}
+	return all
 }
 
 func TestGate_HoldsCapAndLosesNoWakeup(t *testing.T) {

@@ -117,10 +117,7 @@ func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 	q.ticket = a.nextTicket(q.precedence.priority)
 	q.current().queues.Fix(q)
 	for _, src := range q.gateSources {
-		src.lastServed = q.ticket
-		if len(src.queues) > 0 {
-			src.gate.line(src.key.class).queued.Fix(src)
-		}
+		src.passed(q.ticket)
 	}
 	list := q.gates
 	a.resetClaims(q, now)

@@ -72,7 +72,7 @@ func (a *admission) evictIdleFlows(gt *gate, now leaky.Time) {
 // victim returns a flow to evict at gt, or nil. For a waiting flow it may be a verified one.
 func (gt *gate) victim(now leaky.Time) *udpFlow {
 	maxRank := rankAnswered
-	if gt.first().queues[0].waiters.First().flow.Protocol == shaper.UDP {
+	if gt.first().next().waiters.First().flow.Protocol == shaper.UDP {
 		maxRank = rankVerified
 	}
 	if gt.pool == nil {

@@ -12,6 +12,7 @@ import (
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 func TestMain(m *testing.M) {
@@ -29,6 +30,12 @@ func policy(t testing.TB, s *shaper.Shaper, limits ...shaper.Limit) *shaper.Poli
 // policyOf is policy with classes.
 func policyOf(t testing.TB, s *shaper.Shaper, classes []shaper.TrafficClass, limits ...shaper.Limit) *shaper.Policy {
 	t.Helper()
+	return policyByAS(t, s, nil, classes, limits...)
+}
+
+// policyByAS is policyOf with a table of AS.
+func policyByAS(t testing.TB, s *shaper.Shaper, asns *asn.Table, classes []shaper.TrafficClass, limits ...shaper.Limit) *shaper.Policy {
+	t.Helper()
 	limits = slices.Clone(limits) // tests that run at once may have the same
 	for i := range limits {
 		l := &limits[i]
@@ -40,7 +47,7 @@ func policyOf(t testing.TB, s *shaper.Shaper, classes []shaper.TrafficClass, lim
 		}
 	}
 	p, err := s.CompileRules(shaper.Rules{
-		Limits: limits, Classes: classes,
+		Limits: limits, Classes: classes, ASNs: asns,
 		Listeners: []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}, {Protocol: shaper.UDP}}}},
 	})
 	if err != nil {

@@ -79,7 +79,7 @@ func (l *classLine) hasEarlier(q *waitQueue, i int) bool {
 	if i >= len(l.queued) || l.queued[i].ticket() >= q.ticket {
 		return false
 	}
-	return l.queued[i].queues[0].rank() < q.ticket || l.hasEarlier(q, 2*i+1) || l.hasEarlier(q, 2*i+2)
+	return l.queued[i].next().rank() < q.ticket || l.hasEarlier(q, 2*i+1) || l.hasEarlier(q, 2*i+2)
 }
 
 // rank orders claims: by ticket, or by the last reservation of the source if that is later.
@@ -192,7 +192,7 @@ func (gt *gate) nextQueue() *waitQueue {
 	if first == nil {
 		return nil
 	}
-	top, r := first.queues[0], gt.reserved.queue
+	top, r := first.next(), gt.reserved.queue
 	if r != nil && r.gates[r.pos] == gt && !gt.before(top.precedence.class, top.ticketAt(top.pos), r.precedence.class, r.ticketAt(r.pos)) {
 		return r
 	}
@@ -205,7 +205,7 @@ func (q *waitQueue) ticketAt(i int) uint64 {
 	if q.reservedAt != 0 {
 		return q.waits[i].reservedTicket
 	}
-	return max(q.ticket, q.gateSources[i].lastServed)
+	return max(q.ticket, q.gateSources[i].top().lastServed)
 }
 
 // byClaim orders claims by rank, those of one source by when they were made.

@@ -33,7 +33,7 @@ type waitQueue struct {
 	paid         bool             // readmitted connections, see waiter
 	gates        []*gate          // that its connections need
 	source       *admissionSource // of its connections
-	gateSources  []*gateSource    // source at each of gates
+	gateSources  []*gateSource    // source at each of gates, at the last level
 	waits        []gateWait       // state at each of gates
 	pos          int              // the queue waits at gates[pos]
 	posSince     leaky.Time
@@ -59,22 +59,6 @@ type gateWait struct {
 	reservedTicket uint64        // the queue's ticket here when its reservation began
 }
 
-// gateSource is one source at one gate. It has one ticket for all its queues: connections to several
-// ports may need several gates besides this one.
-type gateSource struct {
-	key         memberKey
-	gate        *gate
-	refs        int                                  // queues that need the gate, wherever they wait
-	queues      fairq.Heap[waitQueue, byQueueTicket] // those that wait here
-	lastServed  uint64                               // ticket issued when it was last served here
-	stands      bool                                 // see patience
-	turnedAt    leaky.Time                           // since when connections were served as if stands were wrong, or 0
-	waiting     int                                  // connections
-	heapIndex   int                                  // in classLine.queued
-	quotaSource *quotaSource                         // set while some of its connections wait here
-	quotaIndex  int                                  // in quotaSource.sources
-}
-
 // enqueue makes w wait for the gates of list, of which list[i] is shut. When the wait quota is used up
 // it displaces the newest waiter of the source that has the most, unless that is its own source.
 func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, now leaky.Time) {
@@ -83,7 +67,7 @@ func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, n
 		i = q.pos
 	}
 	if gt := list[i]; gt.quota.waiting >= gt.limit.MaxQueue {
-		if !gt.quota.displaces(gt.limit, q.gateSources[i].key, w.precedence) {
+		if !gt.quota.displaces(gt.limit, q.gateSources[i].top().key, w.precedence) {
 			a.refuse(w, gt, shaper.WaitingFull, now)
 			if q.len == 0 {
 				a.deleteQueue(q, now)
@@ -130,14 +114,10 @@ func (a *admission) queueFor(w *waiter, list []*gate) *waitQueue {
 	a.queues[q.key] = q
 	for i, gt := range list {
 		q.waits[i].queue = q
-		key := w.memberAt(gt)
-		src := gt.sources[key]
-		if src == nil {
-			src = &gateSource{key: key, gate: gt}
-			if gt.sources == nil {
-				gt.sources = map[memberKey]*gateSource{}
-			}
-			gt.sources[key] = src
+		var src *gateSource
+		m := w.membersAt(gt)
+		for _, key := range m.all() {
+			src = gt.source(src, key)
 		}
 		src.refs++
 		q.gateSources = append(q.gateSources, src)
@@ -153,9 +133,7 @@ func (a *admission) deleteQueue(q *waitQueue, now leaky.Time) {
 		delete(a.sources, q.member)
 	}
 	for _, src := range q.gateSources {
-		if src.refs--; src.refs == 0 {
-			delete(src.gate.sources, src.key)
-		}
+		src.release()
 	}
 	a.dropUnused(q.gates, now)
 }
@@ -206,34 +184,6 @@ func (q *waitQueue) deadline() leaky.Time {
 	return from + q.current().patience()
 }
 
-// patience is for how long a connection of src waits at most. While its queue stands that is queue_target: who would
-// wait longer would be refused in the end, or served too late, so others are served in time instead. This is CoDel
-// (Nichols and Jacobson, 2012) for each source, applied to deadlines as in Facebook's servers (Maurer, 2015).
-func (src *gateSource) patience() leaky.Time {
-	l := src.gate.limit
-	if src.stands && l.QueueTarget > 0 {
-		return leaky.FromDuration(min(l.QueueTarget, l.QueueTimeout))
-	}
-	return leaky.FromDuration(l.QueueTimeout)
-}
-
-// steadyTargets is for how many times queue_target all that are served must have waited half of it and longer for the
-// queue of a source to stand, or less for it to stand no more.
-const steadyTargets = 5
-
-// serve records that a connection of src gets its slot after so long a wait.
-func (src *gateSource) serve(waited, now leaky.Time) {
-	target := leaky.FromDuration(src.gate.limit.QueueTarget)
-	switch waits := waited >= target/2; {
-	case waits == src.stands:
-		src.turnedAt = 0
-	case src.turnedAt == 0:
-		src.turnedAt = now
-	case now > src.turnedAt+steadyTargets*target:
-		src.stands, src.turnedAt = waits, 0
-	}
-}
-
 func (a *admission) armTimeout(q *waitQueue) { a.wheel.Schedule(&q.timeout, q.deadline()) }
 
 // waitedAt is how long q has waited at its i-th gate.
@@ -257,13 +207,7 @@ func (w *waiter) waitTime(now leaky.Time) (sum leaky.Time) {
 func (a *admission) link(q *waitQueue, i int, why shaper.Reason, now leaky.Time) {
 	gt, src := q.gates[i], q.gateSources[i]
 	q.pos, q.posSince, q.waits[i].reason = i, now, why
-	src.queues.Push(q)
-	if len(src.queues) == 1 {
-		gt.line(src.key.class).queued.Push(src)
-		gt.quota.insert(src)
-	} else {
-		gt.line(src.key.class).queued.Fix(src)
-	}
+	src.add(q)
 	src.addWaiting(q.len, now)
 	if gt.exhausted(now) == shaper.ByNewConnections {
 		a.armPacer(gt, now)
@@ -280,15 +224,7 @@ func (a *admission) unlink(q *waitQueue, now leaky.Time) {
 	q.waits[q.pos].waited = q.waitedAt(q.pos, now)
 	q.posSince = now
 	src.addWaiting(-q.len, now)
-	src.queues.Remove(q)
-	if len(src.queues) > 0 {
-		gt.line(src.key.class).queued.Fix(src)
-		return
-	}
-	gt.line(src.key.class).queued.Remove(src)
-	gt.dropLine(src.key.class)
-	gt.quota.remove(src)
-	if gt.first() == nil {
+	if src.remove(q); gt.first() == nil {
 		a.wheel.Cancel(&gt.timer)
 		a.wheel.Cancel(&gt.relief)
 		gt.dueAt = 0
@@ -325,17 +261,6 @@ func (a *admission) dequeue(w *waiter, now leaky.Time) {
 	a.deleteQueue(q, now)
 }
 
-// addWaiting adds n to the connections of src that wait.
-func (src *gateSource) addWaiting(n int, now leaky.Time) {
-	src.waiting += n
-	src.gate.quota.add(src, n)
-	src.gate.waiting += n
-	src.gate.state.Waiting.Add(int64(n))
-	if ad := src.gate.adapter; ad != nil {
-		ad.measure(now)
-	}
-}
-
 // armPacer schedules a dispatch at gt for when its rate allows the next connection.
 func (a *admission) armPacer(gt *gate, now leaky.Time) {
 	gt.dueAt = gt.depart(now)
@@ -360,21 +285,10 @@ func (w *waiter) sourceKey() netip.Addr {
 	return sourceKey(w.flow.Source)
 }
 
-// memberAt is what w takes turns as at gt.
-func (w *waiter) memberAt(gt *gate) memberKey {
-	m := membersOf(gt.limit, w.precedence.class, w.flow.Source, w.route.ASN, w.unverified)
-	return m.keys[0]
+// membersAt is what w takes turns as at gt.
+func (w *waiter) membersAt(gt *gate) members {
+	return membersOf(gt.limit, w.precedence.class, w.flow.Source, w.route.ASN, w.unverified)
 }
-
-// ticket decides the order of sources: the lowest goes first.
-func (src *gateSource) ticket() uint64 { return max(src.lastServed, src.queues[0].ticket) }
-
-// byTicket orders the sources at a gate.
-type byTicket struct{}
-
-func (byTicket) Less(a, b *gateSource) bool { return a.ticket() < b.ticket() }
-
-func (byTicket) Index(src *gateSource) *int { return &src.heapIndex }
 
 // byQueueTicket orders the queues of a source.
 type byQueueTicket struct{}

@@ -80,15 +80,14 @@ func (wq *waitQuota) displaces(l *shaper.Limit, key memberKey, st precedence) bo
 func (a *admission) evictNewest(wq *waitQuota, l *shaper.Limit, now leaky.Time) {
 	first, _ := wq.largest(l)
 	src := first.sources[0]
-	last := src.queues[len(src.queues)-1] // the newest of several, approximately
-	a.refuse(last.waiters.Last(), src.gate, shaper.WaitingFull, now)
+	a.refuse(src.newest().waiters.Last(), src.gate, shaper.WaitingFull, now)
 }
 
 // insert counts the waiting connections of src in wq.
 func (wq *waitQuota) insert(src *gateSource) {
 	t := wq.sources[src.key]
 	if t == nil {
-		st := src.queues[0].precedence
+		st := src.next().precedence
 		t = &quotaSource{class: st.class}
 		if wq.sources == nil {
 			wq.sources = map[memberKey]*quotaSource{}

@@ -63,7 +63,8 @@ func (p *Proxy) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser) 
 		if !slices.Contains(s.slots.held, gt) {
 			continue
 		}
-		h := of(s.memberAt(gt))
+		m := s.membersAt(gt)
+		h := of(m.keys[0])
 		h.held++
 		if s.mayYield() && now.Sub(s.activity.lastActive) >= after {
 			h.idle = append(h.idle, s)

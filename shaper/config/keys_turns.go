@@ -31,6 +31,7 @@ var turnsKey = key{
 			return l.Key&shaper.KeySource == 0 || l.IPv4Prefix < 24 || l.IPv6Prefix < 48
 		}),
 	},
+	perHost:  true,
 	field:    fieldOf(func(l *shaper.Limit) *[]shaper.TurnBy { return &l.Turns }),
 	ifEmpty:  ": remove the key for turns by source",
 	omitZero: true,
