@@ -11,11 +11,10 @@ import (
 // Class is the classification of an address.
 type Class struct {
 	ASN uint32 // of a source; 0 for destinations
-	Row uint32 // of a source: index of the tiers that its buckets have
+	Row uint32 // of a source: index of the tiers that its buckets have, and of the classes that match it
 	Set Set    // limits that match the address
 
 	excepted Set // limits that would match a source if they did not except it
-	classes  Set // classes that match a source
 }
 
 // addresses maps an address to its class: one binary search covers all limits and groups, and the
@@ -25,6 +24,8 @@ type addresses struct {
 	classes      []Class
 	rows         []uint32 // tiers of the limits with tiers, by row
 	width        int      // number of these limits
+
+	matching []Set // classes that match, by row; nil without classes
 }
 
 func (s *addresses) class(addr netip.Addr) Class {

@@ -69,9 +69,9 @@ func (p *Policy) ClassOf(f *Flow, r Route, unverified bool) int {
 	if last == 0 {
 		return 0
 	}
-	set := r.classes
-	if unverified {
-		set = p.classAnySource
+	set := p.classAnySource
+	if !unverified {
+		set = p.sources.matching[r.row]
 	}
 	set &= p.portClasses[p.portSegment(f.Port)] & p.origins[f.Origin].classes & p.classProtocol[f.Protocol]
 	for c := range set.All {

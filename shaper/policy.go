@@ -48,8 +48,7 @@ type Route struct {
 	ASN            uint32
 	ToDownstream   Set
 	FromDownstream Set
-	row            uint32 // of tiers, see addresses
-	classes        Set    // classes that match the source
+	row            uint32 // of tiers and classes, see addresses
 }
 
 // Limits returns the limits of both directions.
@@ -389,7 +388,6 @@ func (p *Policy) Route(f *Flow) Route {
 		ToDownstream:   set & p.direction[ToDownstream],
 		FromDownstream: set & p.direction[FromDownstream],
 		row:            c.Row,
-		classes:        c.classes,
 	}
 }
 

@@ -55,7 +55,7 @@ func (p *Policy) buildSources(groups []Group, table *asn.Table) *LimitError {
 		}
 	}
 	p.sources = b.build()
-	p.sources.rows, p.sources.width = r.rows, p.tiered.Len()
+	p.sources.rows, p.sources.width, p.sources.matching = r.rows, p.tiered.Len(), r.matching
 	return r.conflict
 }
 
@@ -104,6 +104,7 @@ type sourceRules struct {
 
 	rowIndex map[string]uint32
 	rows     []uint32
+	matching []Set
 	row      []byte // reused
 
 	conflict *LimitError // nil if no source has two tiers
@@ -252,15 +253,15 @@ func (r *sourceRules) classify(here *place) Class {
 	}
 	match &= (^r.matched | Set(here.in[ofMatch])) & (^r.byASN | a.match)
 	classes &= (^r.classMatched | Set(here.in[ofClass])) & (^r.classByASN | a.classes)
-	return Class{ASN: here.asn, Set: match &^ except, Row: r.rowOf(here, a.groups), excepted: match & except, classes: classes}
+	return Class{ASN: here.asn, Set: match &^ except, Row: r.rowOf(here, a.groups, classes), excepted: match & except}
 }
 
-// rowOf returns the index of the tiers of the sources in one place, of which the groups have the AS.
-func (r *sourceRules) rowOf(here *place, groups uint64) uint32 {
-	if r.width == 0 {
+// rowOf returns the index of the tiers of the sources in one place, of which the groups have the AS, and of the classes that match them.
+func (r *sourceRules) rowOf(here *place, groups uint64, classes Set) uint32 {
+	if r.width == 0 && r.classes == 0 {
 		return 0
 	}
-	r.row = r.row[:0]
+	r.row = binary.LittleEndian.AppendUint64(r.row[:0], uint64(classes))
 	for rank, around := range here.tiers {
 		tier := uint32(0)
 		if n := len(around); n > 0 {
@@ -274,8 +275,9 @@ func (r *sourceRules) rowOf(here *place, groups uint64) uint32 {
 	if !ok {
 		i = uint32(len(r.rowIndex))
 		r.rowIndex[string(r.row)] = i
+		r.matching = append(r.matching, classes)
 		for n := range r.width {
-			r.rows = append(r.rows, binary.LittleEndian.Uint32(r.row[4*n:]))
+			r.rows = append(r.rows, binary.LittleEndian.Uint32(r.row[8+4*n:]))
 		}
 	}
 	return i

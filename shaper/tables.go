@@ -57,7 +57,7 @@ func yieldAll[A any](s *addresses, all iter.Seq2[A, uint32], yield func(A, Class
 	last := Class{Row: 1} // none
 	for start, i := range all {
 		class := s.classes[i]
-		class.Row, class.excepted, class.classes = 0, 0, 0
+		class.Row, class.excepted = 0, 0
 		if class == last {
 			continue
 		}
