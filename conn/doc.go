@@ -79,6 +79,14 @@
 // count only as H, for the slots that they hold: they keep no reservation from a source above. If those of a higher priority always
 // wait, those below are not served.
 //
+// A class with fewer connections in flight at a gate than the limit reserves for it goes before all others at that gate, while it has
+// waiters: a class that waits has its part after as many connections there have ended as it lacks. Sources of other classes wait for that
+// in addition, once for each connection of such a class that ends: it has no more than its part in this way.
+//
+// Where the turns of a limit are by prefix or AS first, these have the tickets at its gates, and the sources below take turns for what is
+// theirs in the same way: while a connection waits, no sibling of a node that it is below is served twice while that node is not. The bounds
+// on waits hold with these in place of sources, where no gates cross.
+//
 // A source whose gates cross, so that each may be shut whenever another is open, gets them reserved; see
 // reservation. A source waits from its arrival, or its last service, until it is served, is refused, or
 // leaves. It gets a ticket when it begins to wait, and a new one when it is served; the lowest ticket at a

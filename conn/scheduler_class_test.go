@@ -181,3 +181,20 @@ func TestClasses_ForgedSourcesAreOne(t *testing.T) {
 		t.Errorf("beside the flood a source of weight 1 moved %d bytes in 4 s, want %.0f", own.moved, want)
 	}
 }
+
+// A source of much weight that sends less than its part, in bursts, loses nothing to a flood of others: it has as much of the queue, too.
+func TestClasses_FloodCostsNothing(t *testing.T) {
+	r := newClassRig(t, []shaper.TrafficClass{classOf("10.0.1.0/24", 9)}, shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: 100 * time.Millisecond})
+	own, others := r.path(flowFrom("10.0.1.1", 1)), r.path(flowFrom("10.0.2.1", 1))
+	worst, lost := leaky.Time(0), 0
+	for range 100 { // of 1000 datagrams/s, 800 in bursts of 80, where 100 may wait
+		r.flood(others, 500, 1000, r.now)
+		for range 80 {
+			r.polite(own, &worst, &lost, r.now)
+		}
+		r.advance(r.now+leaky.Second/10, onTime)
+	}
+	if most := leaky.FromDuration(92 * time.Millisecond); lost > 0 || worst == 0 || worst > most || r.refused == 0 {
+		t.Errorf("%d of 8000 datagrams were lost, and they waited up to %v; the flood lost %d", lost, worst.Duration(), r.refused)
+	}
+}

@@ -7,7 +7,6 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
-	"sort"
 	"strings"
 
 	"shaperd.dev/shaperd/leaky"
@@ -107,22 +106,6 @@ type origin struct {
 	set  Set    // limits of its flows
 
 	classes Set // of its flows
-}
-
-// Rules are what a policy is compiled from.
-type Rules struct {
-	Limits      []Limit
-	Listeners   []Listener   // with Attachments the origins of traffic
-	Attachments []Attachment // at interfaces
-	ASNs        *asn.Table   // may be nil; then every ASN is 0
-	Observe     bool         // only limits with Always are enforced
-	Groups      []Group      // that limits and classes name
-	Classes     []TrafficClass
-}
-
-// Compile is [Shaper.CompileRules] without classes.
-func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Attachment, table *asn.Table, observe bool, groups ...Group) (*Policy, error) {
-	return s.CompileRules(Rules{Limits: limits, Listeners: listeners, Attachments: attachments, ASNs: table, Observe: observe, Groups: groups})
 }
 
 // CompileRules validates rules and compiles them to a policy.
@@ -260,47 +243,6 @@ func (l *Limit) specificity() int {
 	return n
 }
 
-func (p *Policy) buildPorts() {
-	starts := []int{0}
-	for i := range p.limits {
-		for _, r := range p.limits[i].Match.Port {
-			starts = append(starts, int(r.First), int(r.Last)+1)
-		}
-	}
-	for c := range p.classes {
-		for _, r := range p.classes[c].Match.Port {
-			starts = append(starts, int(r.First), int(r.Last)+1)
-		}
-	}
-	slices.Sort(starts)
-	for _, start := range slices.Compact(starts) {
-		if start > 65535 {
-			break
-		}
-		var set, classes Set
-		for i := range p.limits {
-			if p.limits[i].Match.matchesPort(start) {
-				set |= 1 << i
-			}
-		}
-		for c := range p.classes {
-			if p.classes[c].Match.matchesPort(start) {
-				classes |= 1 << c
-			}
-		}
-		if n := len(p.portSets); n > 0 && p.portSets[n-1] == set && p.portClasses[n-1] == classes {
-			continue
-		}
-		p.ports = append(p.ports, uint16(start))
-		p.portSets = append(p.portSets, set)
-		p.portClasses = append(p.portClasses, classes)
-	}
-}
-
-func (m *Match) matchesPort(port int) bool {
-	return len(m.Port) == 0 || slices.ContainsFunc(m.Port, func(r PortRange) bool { return int(r.First) <= port && port <= int(r.Last) })
-}
-
 // Len returns the number of limits.
 func (p *Policy) Len() int { return len(p.limits) }
 
@@ -413,17 +355,6 @@ func (p *Policy) ASN(source netip.Addr) uint32 {
 		return 0
 	}
 	return p.asns.Lookup(source)
-}
-
-func (p *Policy) portSet(port uint16) Set {
-	if len(p.ports) == 1 {
-		return p.portSets[0]
-	}
-	return p.portSets[p.portSegment(port)]
-}
-
-func (p *Policy) portSegment(port uint16) int {
-	return sort.Search(len(p.ports), func(i int) bool { return p.ports[i] > port }) - 1
 }
 
 // Key identifies a bucket: a limit, and the fields of a flow that make up the limit's

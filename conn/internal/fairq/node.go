@@ -43,7 +43,7 @@ type Node[T any] struct {
 	activeWeight    leaky.Time // of activeChildren
 	lastSeq         uint64
 	activeChildren  Heap[Node[T], byStart[T]]   // lowest start tag first
-	longestChildren Heap[Node[T], byBacklog[T]] // those with droppable units, largest backlog first
+	longestChildren Heap[Node[T], byBacklog[T]] // those with droppable units, largest backlog for their weight first
 
 	units List[T] // of a leaf
 }
@@ -70,6 +70,9 @@ func (n *Node[T]) SetWeight(to int) {
 	if n.active {
 		p.activeWeight += is - was
 		p.activeChildren.Fix(n)
+	}
+	if n.backlog > 0 {
+		p.longestChildren.Fix(n)
 	}
 }
 
@@ -234,7 +237,7 @@ func (n *Node[T]) addBacklog(by leaky.Time) {
 }
 
 // Longest returns the leaf with the longest queue of droppable units below n, where each step
-// descends to the child with the largest backlog. It returns nil if n has no such leaf, or if a unit of
+// descends to the child with the largest backlog for its weight. It returns nil if n has no such leaf, or if a unit of
 // leaf own would make a queue on its own path longer than that.
 func (n *Node[T]) Longest(own *Node[T], cost leaky.Time) *Node[T] {
 	for len(n.longestChildren) > 0 {
@@ -243,7 +246,7 @@ func (n *Node[T]) Longest(own *Node[T], cost leaky.Time) *Node[T] {
 		for o != nil && o.parent != n {
 			o = o.parent
 		}
-		if o != nil && o != c && o.backlog+cost >= c.backlog {
+		if o != nil && o != c && (o.backlog+cost)*c.weight >= c.backlog*o.weight {
 			return nil
 		}
 		n = c
@@ -280,8 +283,8 @@ func (byStart[T]) Less(a, b *Node[T]) bool {
 
 func (byStart[T]) Index(n *Node[T]) *int { return &n.startIndex }
 
-// byBacklog puts the node with the largest backlog first.
+// byBacklog puts the node with the largest backlog for its weight first.
 type byBacklog[T any] struct{}
 
-func (byBacklog[T]) Less(a, b *Node[T]) bool { return a.backlog > b.backlog }
+func (byBacklog[T]) Less(a, b *Node[T]) bool { return a.backlog*b.weight > b.backlog*a.weight }
 func (byBacklog[T]) Index(n *Node[T]) *int   { return &n.backlogIndex }

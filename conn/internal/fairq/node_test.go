@@ -55,8 +55,8 @@ func (t *tree) depth(leaf *Node[item]) (sum leaky.Time) {
 
 // check compares the nodes with the model.
 func (t *tree) check(fatal func(...any)) {
-	var next *Node[item] // the source with the lowest start tag, then its leaf
-	var deepest leaky.Time
+	var next *Node[item]    // the source with the lowest start tag, then its leaf
+	var deepest *Node[item] // for its weight
 	for i, share := range t.sources {
 		var sum leaky.Time
 		units := 0
@@ -73,7 +73,9 @@ func (t *tree) check(fatal func(...any)) {
 		if share.HasUnits() != (units > 0) || share.backlog != sum {
 			fatal("the backlog of a source is ", share.backlog, ", want ", sum)
 		}
-		deepest = max(deepest, sum)
+		if deepest == nil || sum*deepest.weight > deepest.backlog*share.weight {
+			deepest = share
+		}
 		if units > 0 && (next == nil || (byStart[item]{}).Less(share, next)) {
 			next = share
 		}
@@ -85,8 +87,8 @@ func (t *tree) check(fatal func(...any)) {
 	if t.root.activeWeight != weights {
 		fatal("the sources that take turns weigh ", weights, ", not ", t.root.activeWeight)
 	}
-	if len(t.root.longestChildren) > 0 && t.root.longestChildren[0].backlog != deepest {
-		fatal("the largest backlog of a source is ", t.root.longestChildren[0].backlog, ", want ", deepest)
+	if all := t.root.longestChildren; len(all) > 0 && all[0].backlog*deepest.weight != deepest.backlog*all[0].weight {
+		fatal("the largest backlog of a source is ", all[0].backlog, " for the weight ", all[0].weight, ", want ", deepest.backlog, " for ", deepest.weight)
 	}
 	if next == nil {
 		if t.root.Next() != nil {
