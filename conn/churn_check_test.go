@@ -71,7 +71,22 @@ func (ch *churn) check(what string) {
 		if (q.root.Next() != nil || len(q.booked) > 0) && !q.timer.Scheduled() {
 			ch.t.Fatalf("%s: %s will never be served", what, q.state.Name)
 		}
+		below := map[*sourceQueue]int{}
+		for key, sq := range q.sources {
+			if sq.key != key || sq.flows == 0 && sq.below == 0 && !sq.idle {
+				ch.t.Fatalf("%s: a member is kept for nothing", what)
+			}
+			if p := sq.parent; p != nil {
+				below[p]++
+				if q.sources[p.key] != p || p.flows < sq.flows {
+					ch.t.Fatalf("%s: a member is below one that is not there", what)
+				}
+			}
+		}
 		for _, sq := range q.sources {
+			if sq.below != below[sq] {
+				ch.t.Fatalf("%s: %d members are below one, of %d", what, below[sq], sq.below)
+			}
 			for _, ln := range sq.lanes {
 				if ln.laterBytes != lanes[ln] {
 					ch.t.Fatalf("%s: %s: %d bytes in later queues, want %d", what, q.state.Name, ln.laterBytes, lanes[ln])
@@ -135,8 +150,7 @@ func TestSchedulerChurn(t *testing.T) {
 	for round := range 30 {
 		r := newRig(t)
 		ch := &churn{rig: r, rnd: rnd}
-		limits := ch.limits()
-		r.policy = policy(t, r.shaper, limits...)
+		r.policy = ch.policy()
 		r.shaper.Swap(r.policy, 0)
 		late := func() leaky.Time { return leaky.Time(rnd.Uint64N(uint64(leaky.Second / 500))) }
 		for range 400 {
@@ -163,7 +177,7 @@ func TestSchedulerChurn(t *testing.T) {
 				}
 			case 8:
 				if rnd.IntN(6) == 0 {
-					p := policy(t, r.shaper, ch.limits()...)
+					p := ch.policy()
 					r.shaper.Swap(p, ch.now)
 					r.policy = p
 					for _, w := range slices.Clone(ch.flows) {

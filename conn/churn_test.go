@@ -149,7 +149,7 @@ func (ch *churn) runNested(self *wildFlow) {
 
 func (ch *churn) open() *wildFlow {
 	ch.ids++
-	f := flowFrom(fmt.Sprintf("10.0.0.%d", 1+ch.rnd.IntN(5)), uint16(ch.rnd.IntN(3)))
+	f := flowFrom(fmt.Sprintf("10.%d.%d.%d", ch.rnd.IntN(2), ch.rnd.IntN(2), 1+ch.rnd.IntN(3)), uint16(ch.rnd.IntN(3)))
 	f.Connection = ch.ids
 	w := &wildFlow{churn: ch, f: f, last: -1, stream: ch.rnd.IntN(2) == 0, was: ch.shaper.Policy()}
 	if !w.stream {
@@ -265,12 +265,28 @@ func (ch *churn) requeue(w *wildFlow, change func()) {
 	}
 }
 
+// policy compiles random limits and classes.
+func (ch *churn) policy() *shaper.Policy {
+	var classes []shaper.TrafficClass
+	for i, prefix := range []string{"10.0.0.1/32", "10.0.1.0/24", "10.0.0.0/16"}[ch.rnd.IntN(4):] {
+		c := classOf(prefix, 1+ch.rnd.IntN(10))
+		c.Name = fmt.Sprint("class", (i+ch.rnd.IntN(2))%4, prefix)
+		if ch.rnd.IntN(3) == 0 {
+			c.Match = shaper.Match{Port: []shaper.PortRange{{First: 1, Last: 2}}}
+		}
+		classes = append(classes, c)
+	}
+	return policyByAS(ch.t, ch.shaper, testASNs(ch.t), classes, ch.limits()...)
+}
+
 // limits returns random limits.
 func (ch *churn) limits() (limits []shaper.Limit) {
 	rate := func() uint64 { return 8 << (12 + ch.rnd.IntN(9)) }
 	add := func(l shaper.Limit) {
 		if ch.rnd.IntN(3) == 0 {
 			l.Scheduling = shaper.ScheduleFIFO
+		} else {
+			l.Turns = [][]shaper.TurnBy{nil, byPrefix, byAS}[ch.rnd.IntN(3)]
 		}
 		if ch.rnd.IntN(2) == 0 {
 			l.Match.Listen = []string{"l"}

@@ -258,7 +258,7 @@ func (n *Node[T]) Longest(own *Node[T], cost leaky.Time) *Node[T] {
 }
 
 // Check returns an error if n, or an active node below it, is in service, or takes turns and has no
-// units, or the other way round. It is for tests, at times when no unit is on its way.
+// units, or the other way round, or does not know what its children weigh. It is for tests, at times when no unit is on its way.
 func (n *Node[T]) Check() error {
 	if n.inService {
 		return errors.New("a node is in service for ever")
@@ -266,10 +266,15 @@ func (n *Node[T]) Check() error {
 	if n.parent != nil && n.active != n.HasUnits() {
 		return fmt.Errorf("a node is active: %v, suspended: %v, and has units: %v", n.active, n.suspended, !n.units.Empty())
 	}
+	var weights leaky.Time
 	for _, c := range n.activeChildren {
 		if err := c.Check(); err != nil {
 			return err
 		}
+		weights += c.weight
+	}
+	if weights != n.activeWeight {
+		return fmt.Errorf("children that take turns weigh %d, not %d", weights, n.activeWeight)
 	}
 	return nil
 }
