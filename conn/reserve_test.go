@@ -125,7 +125,8 @@ func TestReserve_AgainstChaos(t *testing.T) {
 	}
 	var served, gaveBack, reloads int
 	for range rounds {
-		classes, limits := randomReserves(rnd)
+		slotFor := []shaper.SlotFor{shaper.PerConnection, shaper.PerTurn}[rnd.IntN(2)]
+		classes, limits := randomReserves(rnd, slotFor)
 		r := newClassAdmissionRig(t, classes, limits...)
 		var waiting []*visitor
 		for range 300 {
@@ -157,7 +158,7 @@ func TestReserve_AgainstChaos(t *testing.T) {
 					v.leave()
 				}
 			case n < 18 && rnd.IntN(4) == 0:
-				classes, next := randomReserves(rnd)
+				classes, next := randomReserves(rnd, slotFor)
 				r.swapClasses(classes, next...)
 				reloads++
 			default:
@@ -229,7 +230,7 @@ func (r *admissionRig) countsByClass() {
 }
 
 // randomReserves draws classes and crossing limits with parts for them.
-func randomReserves(rnd *rand.Rand) (classes []shaper.TrafficClass, limits []shaper.Limit) {
+func randomReserves(rnd *rand.Rand, slotFor shaper.SlotFor) (classes []shaper.TrafficClass, limits []shaper.Limit) {
 	for _, i := range rnd.Perm(4)[:1+rnd.IntN(4)] {
 		c := priorityOfPrefix(fmt.Sprintf("10.0.%d.0/24", i), rnd.IntN(3))
 		c.Name = fmt.Sprint("class", i)
@@ -237,6 +238,12 @@ func randomReserves(rnd *rand.Rand) (classes []shaper.TrafficClass, limits []sha
 	}
 	for i, key := range []shaper.Fields{0, shaper.KeyPort, shaper.KeySource}[:1+rnd.IntN(3)] {
 		l := reserving(shaper.Limit{Name: fmt.Sprint("limit", i), Key: key, IPv4Prefix: 24, IPv6Prefix: 64, MaxConnections: 2 + rnd.IntN(6)})
+		if l.SlotFor = slotFor; slotFor.InTurns() {
+			l.Match.Protocol, l.TurnGap = shaper.TCP, time.Millisecond
+		}
+		if key != shaper.KeySource {
+			l.Turns = [][]shaper.TurnBy{nil, byPrefix}[rnd.IntN(2)]
+		}
 		left := 100
 		for _, c := range classes {
 			if percent := rnd.IntN(left + 1); percent*l.MaxConnections >= 100 && rnd.IntN(3) > 0 {
