@@ -58,6 +58,11 @@ turns = ["prefix24", "source"]
 		out, _, err := command(t, "connections", "--control", s.socket)
 		return err == nil && strings.Contains(out, "CLASS") && strings.Contains(out, "local")
 	})
+	planned := writeConfig(t, "", fmt.Sprintf(text, at, downstream, 8))
+	out, _, err := command(t, "plan", planned, "--control", s.socket)
+	if want := "class  local, weight 7, priority 3  ->  local, weight 8, priority 3"; err != nil || !strings.Contains(out, want) {
+		t.Errorf("plan: %v, want %q\n%s", err, want, out)
+	}
 	writeConfig(t, path, strings.Replace(fmt.Sprintf(text, at, downstream, 9), "127.0.0.1\"\nweight", "127.0.0.9\"\nweight", 1))
 	if _, _, err := command(t, "reload", "--control", s.socket); err != nil {
 		t.Fatal(err)

@@ -89,9 +89,10 @@ func (q *Question) nameIn(was, is *config.Config) string {
 	return ""
 }
 
+// classText describes a class. Without classes all is of the default class.
 func classText(c *api.Class) string {
 	if c == nil {
-		return "none"
+		c = &api.Class{Name: shaper.DefaultClass, Weight: 1}
 	}
 	return fmt.Sprintf("%s, weight %d, priority %d", c.Name, c.Weight, c.Priority)
 }
