@@ -103,7 +103,7 @@ func differences(l, tier *shaper.Limit) string {
 	return strings.Join(values, ", ")
 }
 
-// place is where a group is named in a limit, by its index, or in a class, by -1.
+// place is where a group is named in a limit, by its index, or in a class or a penalty, by -1.
 type place struct {
 	limit int
 	key   string
