@@ -13,11 +13,12 @@ import (
 )
 
 // Types of the TLVs that tell a downstream how a connection stands with its limits, in the range for custom ones. Their
-// values are decimal numbers as text. A fourth, 0xE3, is kept for the class of a connection.
+// values are decimal numbers as text, and the name of its class.
 const (
 	tlvLimit     proxyproto.PP2Type = 0xE0
 	tlvRemaining proxyproto.PP2Type = 0xE1
 	tlvReset     proxyproto.PP2Type = 0xE2 // in seconds
+	tlvClass     proxyproto.PP2Type = 0xE3
 )
 
 // standing is what a limit leaves those who share a bucket with a connection that it has admitted, in connections.
@@ -67,16 +68,19 @@ func (gt *gate) standings(now leaky.Time) (all []standing) {
 	return all
 }
 
-// standingTLVs returns the standing of s as it is sent, nothing if no limit counts it.
-func (s *session) standingTLVs(now leaky.Time) []proxyproto.TLV {
+// standingTLVs returns the standing of s as it is sent, nothing if no limit counts it, and its class, if there are any.
+func (s *session) standingTLVs(now leaky.Time) (all []proxyproto.TLV) {
+	if s.waiter.policy != nil && s.waiter.policy.Classes() > 1 {
+		all = append(all, proxyproto.TLV{Type: tlvClass, Value: []byte(s.waiter.precedence.name())})
+	}
 	st, ok := s.standing(now)
 	if !ok {
-		return nil
+		return all
 	}
 	number := func(kind proxyproto.PP2Type, n uint64) proxyproto.TLV {
 		return proxyproto.TLV{Type: kind, Value: strconv.AppendUint(nil, n, 10)}
 	}
-	all := []proxyproto.TLV{number(tlvLimit, st.limit), number(tlvRemaining, st.remaining)}
+	all = append(all, number(tlvLimit, st.limit), number(tlvRemaining, st.remaining))
 	if st.refills {
 		all = append(all, number(tlvReset, uint64((st.reset+time.Second-1)/time.Second)))
 	}

@@ -145,3 +145,35 @@ func TestStanding_Off(t *testing.T) {
 		t.Errorf("told %q", got)
 	}
 }
+
+// The header has the class of a connection, if there are classes.
+func TestStanding_Class(t *testing.T) {
+	told := make(chan string, 10)
+	addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
+		h, err := proxyproto.Read(bufio.NewReader(c))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		all, err := h.TLVs()
+		if err != nil || len(all) != 1 || all[0].Type != tlvClass {
+			t.Errorf("%v, TLVs %v, want that of the class alone", err, all)
+		}
+		for _, v := range all {
+			told <- string(v.Value)
+		}
+		io.Copy(io.Discard, c)
+	})
+	r := start(t, shaper.TCP, addr)
+	r.listen.SendProxy, r.listen.SendStanding = shaper.ProxyV2, true
+	p := policyOf(t, r.shaper, []shaper.TrafficClass{classOf("127.0.0.2/32", 3)}, shaper.Limit{Name: "rate", Rate: 8e6})
+	if err := r.proxy.Apply(t.Context(), []shaper.Listener{r.listen}, p, nil); err != nil {
+		t.Fatal(err)
+	}
+	for source, want := range map[string]string{"127.0.0.1": shaper.DefaultClass, "127.0.0.2": "127.0.0.2/32"} {
+		dialFrom(t, source, r.addr()).Write([]byte("x"))
+		if got := <-told; got != want {
+			t.Errorf("the downstream is told class %q of %s, want %q", got, source, want)
+		}
+	}
+}

@@ -153,7 +153,7 @@ var listenKeys = keys{
 		omitZero: true,
 		doc: "Tell the downstream in the header of a TCP connection [how it stands](operation.md#what-a-downstream-is-told) with the limit on " +
 			"connections that leaves the fewest: TLVs 0xE0, how many there may be; 0xE1, how many more there may be now; and of a rate 0xE2, in " +
-			"how many seconds all of them may come again.",
+			"how many seconds all of them may come again. 0xE3 is its class, where there are classes.",
 	},
 	{
 		name: "transparent", typ: booleanType, def: "false",
