@@ -169,11 +169,12 @@ const (
 type kernelKeyField uint32
 
 const (
-	kernelKeyFieldKEY_SOURCE     kernelKeyField = 1
-	kernelKeyFieldKEY_ASN        kernelKeyField = 2
-	kernelKeyFieldKEY_PORT       kernelKeyField = 4
-	kernelKeyFieldKEY_CONNECTION kernelKeyField = 16
-	kernelKeyFieldKEY_ATTACH     kernelKeyField = 32
+	kernelKeyFieldKEY_SOURCE      kernelKeyField = 1
+	kernelKeyFieldKEY_ASN         kernelKeyField = 2
+	kernelKeyFieldKEY_PORT        kernelKeyField = 4
+	kernelKeyFieldKEY_CONNECTION  kernelKeyField = 16
+	kernelKeyFieldKEY_ATTACH      kernelKeyField = 32
+	kernelKeyFieldKEY_DESTINATION kernelKeyField = 64
 )
 
 type kernelLease struct {
@@ -543,7 +544,7 @@ type kernelSharedClock struct {
 type kernelShortKey struct {
 	_        structs.HostLayout
 	At       uint64
-	Source   [4]uint32
+	Address  [4]uint32
 	Asn      uint32
 	Limit    uint32
 	Port     uint16

@@ -40,6 +40,7 @@ func TestNumbers_OfPackageShaper(t *testing.T) {
 		{"PORT", int(kernelKeyFieldKEY_PORT), int(shaper.KeyPort)},
 		{"CONNECTION", int(kernelKeyFieldKEY_CONNECTION), int(shaper.KeyConnection)},
 		{"ATTACH", int(kernelKeyFieldKEY_ATTACH), int(shaper.KeyAttach)},
+		{"DESTINATION", int(kernelKeyFieldKEY_DESTINATION), int(shaper.KeyDestination)},
 
 		{"limits", len(kernelPolicy{}.Limit), shaper.MaxLimits},
 		{"slots of a connection", len(kernelConn{}.Slot), shaper.MaxConnectionLimits},

@@ -149,7 +149,7 @@ func randomLimits(m *generator) []shaper.Limit {
 	for i := range limits {
 		l := shaper.Limit{
 			Name: fmt.Sprint("l", i), IPv4Prefix: 1 + m.IntN(32), IPv6Prefix: 1 + m.IntN(128),
-			Key:      shaper.Fields(m.Uint64N(64)) &^ shaper.KeyListen,
+			Key:      m.key(),
 			MaxDelay: time.Duration(m.Uint64N(uint64(time.Second))) * time.Duration(m.IntN(2)),
 			ECNMark:  m.IntN(101),
 			Observe:  m.IntN(8) == 0,
@@ -204,6 +204,18 @@ func randomLimits(m *generator) []shaper.Limit {
 		limits[i] = l
 	}
 	return limits
+}
+
+// key draws the fields of a key at attachments.
+func (m *generator) key() shaper.Fields {
+	key := shaper.Fields(m.Uint64N(128)) &^ shaper.KeyListen
+	if key&shaper.KeyDestination != 0 && m.IntN(2) == 0 {
+		return key &^ shaper.KeySource
+	}
+	if key&shaper.KeySource != 0 {
+		return key &^ shaper.KeyDestination
+	}
+	return key
 }
 
 // logUniform draws a number from a to b, with a uniform logarithm.

@@ -94,7 +94,7 @@ func (s *session) readHeader(now leaky.Time) {
 	}
 	if from, to, ok := header.TCPAddrs(); ok && !header.Command.IsLocal() {
 		s.clientAddr, s.originalDst = sock.Unmap(from.AddrPort()), sock.Unmap(to.AddrPort())
-		s.flow.Source = s.clientAddr.Addr()
+		s.flow.Source, s.flow.Destination = s.clientAddr.Addr(), s.originalDst.Addr()
 	}
 	s.proxy.loop.pacer.Cancel(&s.timer)
 	s.stage = stageWaiting

@@ -13,8 +13,8 @@ import (
 // its burst: the next process begins without credit.
 type Backlog struct {
 	Limit          string
-	NewConnections bool // the bucket paces new connections
-	Source         netip.Addr
+	NewConnections bool       // the bucket paces new connections
+	Address        netip.Addr `json:"Source"` // source or destination in the key
 	ASN            uint32
 	Port           uint16
 	Listen         string
@@ -108,8 +108,8 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 // newBacklog returns that of a key of the limit with a state, with nothing in it yet.
 func newBacklog(k *Key, st *LimitState, listeners map[uint16]string) Backlog {
 	d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Port: k.Port, Listen: listeners[k.Origin]}
-	if k.Source != [16]byte{} {
-		d.Source = netip.AddrFrom16(k.Source)
+	if k.Address != [16]byte{} {
+		d.Address = netip.AddrFrom16(k.Address)
 	}
 	return d
 }
@@ -128,8 +128,8 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 			k.Limit++
 			shape = &p.newConns[i]
 		}
-		if d.Source.IsValid() {
-			k.Source = d.Source.As16()
+		if d.Address.IsValid() {
+			k.Address = d.Address.As16()
 		}
 		if d.Listen != "" {
 			k.Origin = s.Listener(d.Listen).ID

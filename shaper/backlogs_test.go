@@ -44,10 +44,10 @@ func TestRestore_ContinuesBacklogs(t *testing.T) {
 	want := []shaper.Backlog{
 		{Limit: "all", Bytes: 8000},
 		{Limit: "gone", Port: 80, Bytes: 8000},
-		{Limit: "each", Source: netip.MustParseAddr("2001:db8::"), Listen: "l", Bytes: 5000},
-		{Limit: "each", Source: netip.MustParseAddr("::ffff:10.0.0.0"), Listen: "l", Bytes: 3000},
+		{Limit: "each", Address: netip.MustParseAddr("2001:db8::"), Listen: "l", Bytes: 5000},
+		{Limit: "each", Address: netip.MustParseAddr("::ffff:10.0.0.0"), Listen: "l", Bytes: 3000},
 	}
-	byName := cmpopts.SortSlices(func(a, b shaper.Backlog) bool { return a.Limit+a.Source.String() < b.Limit+b.Source.String() })
+	byName := cmpopts.SortSlices(func(a, b shaper.Backlog) bool { return a.Limit+a.Address.String() < b.Limit+b.Address.String() })
 	if diff := cmp.Diff(want, backlogs, byName, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Fatal(diff)
 	}

@@ -77,14 +77,14 @@ func overlaps[T any](a, b []T, overlap func(a, b T) bool) bool {
 func (l *Limit) covers(o *Limit) bool {
 	key := o.Key
 	if key&KeyConnection != 0 {
-		key |= KeySource | KeyPort
+		key |= KeySource | KeyPort | KeyDestination
 	}
 	if key&KeySource != 0 {
 		key |= KeyASN // a prefix of two AS is rare, and shares a bucket then
 	}
 	m, n := &l.Match, &o.Match
 	return l.Key&^key == 0 &&
-		(l.Key&o.Key&KeySource == 0 || l.IPv4Prefix <= o.IPv4Prefix && l.IPv6Prefix <= o.IPv6Prefix) &&
+		(l.Key&o.Key&keyAddress == 0 || l.IPv4Prefix <= o.IPv4Prefix && l.IPv6Prefix <= o.IPv6Prefix) &&
 		(l.Direction == o.Direction || l.Direction == Both) &&
 		(m.Protocol == AnyProtocol || m.Protocol == n.Protocol) &&
 		covers(m.Listen, n.Listen, func(a, b string) bool { return a == b }) &&

@@ -44,8 +44,8 @@ type Limit struct {
 	// Key splits the matched traffic; each distinct key has a bucket and a
 	// connection count of its own. The zero Fields is one bucket for all.
 	Key        Fields
-	IPv4Prefix int // bits of an IPv4 source in the key, 1 to 32
-	IPv6Prefix int // bits of an IPv6 source in the key, 1 to 128
+	IPv4Prefix int // bits of an IPv4 source or destination in the key, 1 to 32
+	IPv6Prefix int // bits of an IPv6 source or destination in the key, 1 to 128
 
 	// Shared is one bucket per key for all hosts of a group, in either plane: each host
 	// may use parts of it, as its Lease says.
@@ -260,19 +260,22 @@ func (d Direction) String() string {
 }
 
 // Fields is the set of fields of a key.
-type Fields uint8
+type Fields uint16
 
 // The fields of a key.
 const (
-	KeySource     Fields = 1 << iota // source address, masked to a prefix
-	KeyASN                           // AS of the source, 0 if unknown
-	KeyPort                          // destination port
-	KeyListen                        // listener
-	KeyConnection                    // connection or UDP flow; 5-tuple in the packet plane
-	KeyAttach                        // attachment
+	KeySource      Fields = 1 << iota // source address, masked to a prefix
+	KeyASN                            // AS of the source, 0 if unknown
+	KeyPort                           // destination port
+	KeyListen                         // listener
+	KeyConnection                     // connection or UDP flow; 5-tuple in the packet plane
+	KeyAttach                         // attachment
+	KeyDestination                    // address that the source connects or sends to, masked to a prefix; not with KeySource
 )
 
-var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach"}
+const keyAddress = KeySource | KeyDestination // a key has one
+
+var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach", "destination"}
 
 // FieldNames returns the names of the fields in configuration, in the order of
 // their bits.

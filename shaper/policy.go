@@ -34,7 +34,7 @@ func (s Set) rank(i int) int { return (s & (1<<i - 1)).Len() }
 // Flow is one connection, or the datagrams between one pair of sockets.
 type Flow struct {
 	Source      netip.Addr // without a zone; IPv4, not IPv4-mapped IPv6
-	Destination netip.Addr // in the form of Source; packet plane only
+	Destination netip.Addr // in the form of Source; as the source sees it
 	Port        uint16     // destination port, as the source sees it; 0 if the protocol has none
 	Origin      uint16     // index of the listener or attachment
 	Protocol    Protocol
@@ -212,7 +212,13 @@ func (l *Limit) specificity() int {
 		n += 1 << 14
 	}
 	if l.Key&KeySource != 0 {
-		n += 1<<12 + (l.IPv4Prefix+l.IPv6Prefix)<<3
+		n += 1 << 12
+	}
+	if l.Key&KeyDestination != 0 {
+		n += 1 << 11
+	}
+	if l.Key&keyAddress != 0 {
+		n += (l.IPv4Prefix + l.IPv6Prefix) << 3
 	}
 	for _, f := range []Fields{KeyPort, KeyASN, KeyListen, KeyAttach} {
 		if l.Key&f != 0 {
@@ -385,7 +391,7 @@ func (p *Policy) portSet(port uint16) Set {
 // Key identifies a bucket: a limit, and the fields of a flow that make up the limit's
 // key, the others zero. Keys are comparable and stable over reloads.
 type Key struct {
-	Source     [16]byte // masked; IPv4 as IPv4-mapped
+	Address    [16]byte // source or destination, masked; IPv4 as IPv4-mapped
 	Connection uint64
 	Limit      uint32 // LimitState.ID, or ID+1 for new connections
 	ASN        uint32
@@ -397,8 +403,11 @@ type Key struct {
 func (p *Policy) Key(i int, f *Flow, r Route) Key {
 	l := &p.limits[i]
 	k := Key{Limit: p.states[i].ID}
-	if l.Key&KeySource != 0 {
-		k.Source = maskSource(f.Source, l.IPv4Prefix, l.IPv6Prefix)
+	switch {
+	case l.Key&KeySource != 0:
+		k.Address = maskAddress(f.Source, l.IPv4Prefix, l.IPv6Prefix)
+	case l.Key&KeyDestination != 0:
+		k.Address = maskAddress(f.Destination, l.IPv4Prefix, l.IPv6Prefix)
 	}
 	if l.Key&KeyASN != 0 {
 		k.ASN = r.ASN
@@ -420,7 +429,7 @@ func (p *Policy) KeyOf(i int, source netip.Addr) Key {
 	l := &p.limits[i]
 	k := Key{Limit: p.states[i].ID}
 	if l.Key&KeySource != 0 {
-		k.Source = maskSource(source, l.IPv4Prefix, l.IPv6Prefix)
+		k.Address = maskAddress(source, l.IPv4Prefix, l.IPv6Prefix)
 	}
 	return k
 }
@@ -428,7 +437,7 @@ func (p *Policy) KeyOf(i int, source netip.Addr) Key {
 // Listeners returns the states of the policy's listeners, by index.
 func (p *Policy) Listeners() []*ListenerState { return p.listeners }
 
-func maskSource(a netip.Addr, bits4, bits6 int) [16]byte {
+func maskAddress(a netip.Addr, bits4, bits6 int) [16]byte {
 	b := a.As16()
 	bits := bits6
 	if a.Is4() {
@@ -449,10 +458,18 @@ func (p *Policy) SourcePrefix(i int, k Key) (netip.Prefix, bool) {
 	if l.Key&KeySource == 0 {
 		return netip.Prefix{}, false
 	}
-	if a := netip.AddrFrom16(k.Source); a.Is4In6() {
-		return netip.PrefixFrom(a.Unmap(), l.IPv4Prefix), true
+	return l.addressPrefix(k), true
+}
+
+// addressPrefix returns the source or destination prefix in k, a key of l, or the zero prefix if it has none.
+func (l *Limit) addressPrefix(k Key) netip.Prefix {
+	if l.Key&keyAddress == 0 {
+		return netip.Prefix{}
 	}
-	return netip.PrefixFrom(netip.AddrFrom16(k.Source), l.IPv6Prefix), true
+	if a := netip.AddrFrom16(k.Address); a.Is4In6() {
+		return netip.PrefixFrom(a.Unmap(), l.IPv4Prefix)
+	}
+	return netip.PrefixFrom(netip.AddrFrom16(k.Address), l.IPv6Prefix)
 }
 
 // Describe returns the key of f under limit i as text.
@@ -472,8 +489,9 @@ func (p *Policy) DescribeKey(i int, k Key) string {
 			parts = append(parts, fmt.Sprintf(format, arg))
 		}
 	}
-	prefix, _ := p.SourcePrefix(i, k)
+	prefix := l.addressPrefix(k)
 	add(KeySource, "source %v", prefix)
+	add(KeyDestination, "destination %v", prefix)
 	add(KeyASN, "asn %d", k.ASN)
 	add(KeyPort, "port %d", k.Port)
 	name := p.originName(l, k.Origin)

@@ -23,8 +23,11 @@ func (p *Policy) ShareName(k Key) string {
 	if k.Limit != p.states[i].ID {
 		b.WriteString(newSuffix)
 	}
-	if prefix, ok := p.SourcePrefix(i, k); ok {
-		fmt.Fprintf(&b, "|source=%v", prefix)
+	if l.Key&KeySource != 0 {
+		fmt.Fprintf(&b, "|source=%v", l.addressPrefix(k))
+	}
+	if l.Key&KeyDestination != 0 {
+		fmt.Fprintf(&b, "|destination=%v", l.addressPrefix(k))
 	}
 	if l.Key&KeyASN != 0 {
 		fmt.Fprintf(&b, "|asn=%d", k.ASN)
@@ -69,12 +72,12 @@ func (p *Policy) ParseShareName(name string) (k Key, limit int, err error) {
 func (p *Policy) parseShareField(k *Key, limit int, field string) error {
 	what, value, _ := strings.Cut(field, "=")
 	switch what {
-	case "source":
+	case "source", "destination":
 		prefix, err := netip.ParsePrefix(value)
 		if err != nil {
 			return err
 		}
-		k.Source = prefix.Masked().Addr().As16()
+		k.Address = prefix.Masked().Addr().As16()
 	case "asn":
 		n, err := strconv.ParseUint(value, 10, 32)
 		if err != nil {

@@ -132,17 +132,17 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 		}
 		for _, e := range []struct {
 			key     string
-			value   uint8
+			value   uint16
 			invalid bool
 		}{
-			{"match.protocol", uint8(l.Match.Protocol), l.Match.Protocol >= numProtocols},
-			{"direction", uint8(l.Direction), l.Direction > Both},
-			{"refuse_with", uint8(l.RefuseWith), l.RefuseWith > RefuseReject},
-			{"scheduling", uint8(l.Scheduling), l.Scheduling > ScheduleFIFO},
-			{"adapt", uint8(l.Adapt), l.Adapt > AdaptOn},
-			{"algorithm", uint8(l.Algorithm), l.Algorithm > SlidingLog},
-			{"slot_for", uint8(l.SlotFor), l.SlotFor > PerTransaction},
-			{"key", uint8(l.Key), l.Key>>len(fieldNames) != 0},
+			{"match.protocol", uint16(l.Match.Protocol), l.Match.Protocol >= numProtocols},
+			{"direction", uint16(l.Direction), l.Direction > Both},
+			{"refuse_with", uint16(l.RefuseWith), l.RefuseWith > RefuseReject},
+			{"scheduling", uint16(l.Scheduling), l.Scheduling > ScheduleFIFO},
+			{"adapt", uint16(l.Adapt), l.Adapt > AdaptOn},
+			{"algorithm", uint16(l.Algorithm), l.Algorithm > SlidingLog},
+			{"slot_for", uint16(l.SlotFor), l.SlotFor > PerTransaction},
+			{"key", uint16(l.Key), l.Key>>len(fieldNames) != 0},
 		} {
 			if e.invalid {
 				bad(e.key, "invalid value %d", e.value)
@@ -163,10 +163,13 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 				bad("match.port", "invalid range %d-%d", r.First, r.Last)
 			}
 		}
-		if l.Key&KeySource != 0 && (l.IPv4Prefix < 1 || l.IPv4Prefix > 32) {
+		if l.Key&keyAddress == keyAddress {
+			bad("key", "\"source\" and \"destination\" cannot be combined: a key has one address")
+		}
+		if l.Key&keyAddress != 0 && (l.IPv4Prefix < 1 || l.IPv4Prefix > 32) {
 			bad("ipv4_prefix", "/%d: must be from 1 to 32", l.IPv4Prefix)
 		}
-		if l.Key&KeySource != 0 && (l.IPv6Prefix < 1 || l.IPv6Prefix > 128) {
+		if l.Key&keyAddress != 0 && (l.IPv6Prefix < 1 || l.IPv6Prefix > 128) {
 			bad("ipv6_prefix", "/%d: must be from 1 to 128", l.IPv6Prefix)
 		}
 		if l.MaxDelay < 0 || l.MaxDelay > MaxMaxDelay {

@@ -160,6 +160,9 @@ func (w *world) limit(i int) Limit {
 	l.Except.Group = slices.DeleteFunc(l.Except.Group, func(name string) bool { return name == "" })
 	l.Match.Group = slices.DeleteFunc(l.Match.Group, func(name string) bool { return name == "" })
 	l.Key &^= KeyAttach
+	if l.Key&keyAddress == keyAddress {
+		l.Key &^= []Fields{KeySource, KeyDestination}[w.IntN(2)]
+	}
 	if w.IntN(2) == 0 {
 		if w.IntN(2) == 0 {
 			w.addTiers(&l)
@@ -190,7 +193,7 @@ func (w *world) group() string {
 
 // addTiers gives l, of the proxy plane, values for some groups and prefixes.
 func (w *world) addTiers(l *Limit) {
-	l.Key = l.Key&^KeyConnection | KeySource
+	l.Key = l.Key&^(KeyConnection|KeyDestination) | KeySource
 	values := func() Values { return Values{Rate: 8e6 * (1 + w.Uint64N(3))} }
 	for _, g := range w.groups {
 		fits := !slices.ContainsFunc(g.Source, func(p netip.Prefix) bool {
@@ -241,12 +244,12 @@ func (w *world) table(t testing.TB) *asn.Table {
 
 func (w *world) flow() *Flow {
 	f := &Flow{
-		Source: w.source(), Port: w.port(), Origin: uint16(w.IntN(len(w.listeners) + 1)),
+		Source: w.source(), Destination: w.source(), Port: w.port(), Origin: uint16(w.IntN(len(w.listeners) + 1)),
 		Protocol: TCP + Protocol(w.IntN(2)), Connection: w.Uint64(),
 	}
 	if w.IntN(2) == 0 {
 		f.Origin = uint16(len(w.listeners) + 1 + w.IntN(len(w.attachments)+1))
-		f.Destination, f.Protocol = w.source(), Protocol(w.IntN(int(numProtocols)))
+		f.Protocol = Protocol(w.IntN(int(numProtocols)))
 	}
 	return f
 }

@@ -21,6 +21,7 @@ enum key_field {
 	KEY_PORT = 1 << 2,
 	KEY_CONNECTION = 1 << 4,
 	KEY_ATTACH = 1 << 5,
+	KEY_DESTINATION = 1 << 6,
 };
 
 /* Transport protocols, numbered as in package shaper. */
@@ -53,7 +54,7 @@ struct limit {
 	__u64 longest_delay; /* the largest max_delay of all limits that may match the same packet */
 	__u64 mark_delay;    /* a packet that waits longer is marked CE; ticks */
 	__u64 queue_timeout; /* of new connections, ticks */
-	__u32 mask[2][4];    /* of the source: IPv4 as IPv4-mapped, IPv6 */
+	__u32 mask[2][4];    /* of the address in keys: IPv4 as IPv4-mapped, IPv6 */
 	__u32 max_connections;
 	__u32 overhead;	  /* bytes added to a packet's payload */
 	__u32 key_fields; /* enum key_field */

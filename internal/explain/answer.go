@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -30,13 +31,19 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 		if err != nil {
 			return nil, err
 		}
-		x.Listener, f.Origin = l.Name, p.ListenerIndex(l.Name)
+		x.Listener, f.Origin, f.Destination = l.Name, p.ListenerIndex(l.Name), q.addressAt(l)
+		if name := byDestination(p, f); name != "" && !f.Destination.IsValid() {
+			return nil, QuestionError{fmt.Errorf("limit %q has a bucket for each destination: use --to %v/ADDRESS:%d to name one", name, q.Protocol, q.Port)}
+		}
 	} else {
 		var err error
 		if x.Attach, err = findAttachment(c, p, q); err != nil {
 			return nil, err
 		}
 		x.Attachment, f.Origin = q.Attach, p.AttachmentIndex(q.Attach)
+		if name := byDestination(p, f); name != "" && !f.Destination.IsValid() {
+			return nil, QuestionError{fmt.Errorf("limit %q has a bucket for each destination: use --destination to name one", name)}
+		}
 	}
 	x.Route = p.Route(f)
 	if x.ASN = x.Route.ASN; x.ASN == 0 {
@@ -70,6 +77,34 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 	}
 	x.findBottlenecks(p)
 	return x, nil
+}
+
+// addressAt returns the address that the client connects to at l, or none if it is not known.
+func (q *Question) addressAt(l *shaper.Listener) netip.Addr {
+	if q.Address.IsValid() {
+		return q.Address
+	}
+	var only netip.Addr
+	for _, a := range l.Addresses {
+		if a.Protocol != q.Protocol || q.Port < a.Ports.First || a.Ports.Last < q.Port || a.Addr == only {
+			continue
+		}
+		if only.IsValid() || a.Addr.IsUnspecified() {
+			return netip.Addr{}
+		}
+		only = a.Addr
+	}
+	return only
+}
+
+// byDestination returns the name of a limit of f whose key has the destination, or "".
+func byDestination(p *shaper.Policy, f *shaper.Flow) string {
+	for i := range p.Route(f).Limits().All {
+		if l := p.Limit(i); l.Key&shaper.KeyDestination != 0 {
+			return l.Name
+		}
+	}
+	return ""
 }
 
 // findListener returns the listener that accepts a connection. As in the kernel, an exact

@@ -147,6 +147,7 @@ func (l *loader) check(root *node) {
 		l.checkKnown(l.references[i].attach, "attach", "attachment", attachments)
 		l.checkShed(l.limits[i], limit, limits)
 		l.checkMatch(l.limits[i], limit)
+		checkKey(l.limits[i], limit)
 	}
 	l.checkPenalties(limits)
 	// After any mistake, matches may not be complete.
@@ -291,6 +292,13 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 	}
 	if len(l.asnFiles) == 0 && limit.Key&shaper.KeyASN != 0 {
 		t.errorf("key", "\"asn\": missing [asn] files")
+	}
+}
+
+// checkKey reports attributes of a key that exclude each other.
+func checkKey(t table, limit shaper.Limit) {
+	if address := shaper.KeySource | shaper.KeyDestination; limit.Key&address == address {
+		t.errorf("key", "\"source\" and \"destination\" cannot be combined: a key has one address; make it two limits")
 	}
 }
 

@@ -40,22 +40,27 @@ var limitKeys = keys{
 		}),
 		doc: "Attributes that split the traffic: each combination of their values has its own bucket; `[]` is one " +
 			"bucket for all. `\"listen\"` is for listeners, `\"attach\"` for attachments. `\"asn\"` needs `[asn]` " +
-			"files; addresses that are not in them share AS 0. At attachments a connection is the packets with " +
+			"files; addresses that are not in them share AS 0. `\"destination\"` is the address that the source connects or sends to, and " +
+			"goes without `\"source\"`. At attachments a connection is the packets with " +
 			"the same addresses, ports and protocol.",
 	},
 	{
-		name: "ipv4_prefix", typ: integerType(1, 32), def: "32", needs: []condition{bySource},
+		name: "ipv4_prefix", typ: integerType(1, 32), def: "32", needs: []condition{byAddress},
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.IPv4Prefix }),
-		label: "source prefix", text: on(func(l *shaper.Limit) string {
-			return fmt.Sprintf("/%d of IPv4, /%d of IPv6", l.IPv4Prefix, l.IPv6Prefix)
-		}),
-		doc: "Bits of an IPv4 source that make the key.",
+		label: "source prefix", text: prefixesOf(shaper.KeySource),
+		doc: "Bits of an IPv4 source or destination that make the key.",
 	},
 	{
-		name: "ipv6_prefix", typ: integerType(1, 128), def: "64", needs: []condition{bySource},
+		name: "ipv6_prefix", typ: integerType(1, 128), defText: "`64`, or `128` of a destination", needs: []condition{byAddress},
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.IPv6Prefix }),
-		text:  noText,
-		doc:   "Bits of an IPv6 source that make the key; 64 is the prefix of one site.",
+		preset: on(func(l *shaper.Limit) any {
+			if l.Key&shaper.KeyDestination != 0 {
+				return 128
+			}
+			return 64
+		}),
+		label: "destination prefix", text: prefixesOf(shaper.KeyDestination),
+		doc: "Bits of an IPv6 source or destination that make the key; 64 is the prefix of one site.",
 	},
 	{
 		name: "shared", typ: booleanType, def: "false", needs: []condition{notPerConnection},
@@ -347,6 +352,16 @@ var keyField = field{
 	},
 }
 
+// prefixesOf returns the text of both prefixes of limits with an address in their key, or "".
+func prefixesOf(address shaper.Fields) func(record any) string {
+	return on(func(l *shaper.Limit) string {
+		if l.Key&address == 0 {
+			return ""
+		}
+		return fmt.Sprintf("/%d of IPv4, /%d of IPv6", l.IPv4Prefix, l.IPv6Prefix)
+	})
+}
+
 // protocolType is the type of match.protocol. "" is any protocol.
 var protocolType = func() valueType {
 	v := enumType(shaper.TCP, shaper.UDP, shaper.ICMP)
@@ -459,6 +474,9 @@ var (
 
 	bySource = needs("`\"source\"` in `key`", "", func(l *shaper.Limit, _ isSet) bool {
 		return l.Key&shaper.KeySource != 0
+	})
+	byAddress = needs("`\"source\"` or `\"destination\"` in `key`", "", func(l *shaper.Limit, _ isSet) bool {
+		return l.Key&(shaper.KeySource|shaper.KeyDestination) != 0
 	})
 	notPerConnection = needs("", `has no effect with "connection" in key, where each connection is alone`, func(l *shaper.Limit, _ isSet) bool {
 		return l.Key&shaper.KeyConnection == 0

@@ -1,0 +1,51 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestExplain_Keys asks about flows whose buckets other things than the source tell apart.
+func TestExplain_Keys(t *testing.T) {
+	file := writeConfig(t, "", `
+[[listen]]
+name       = "plcs"
+address    = ["tcp://127.0.0.1:5020", "tcp://127.0.0.2:5020", "tcp://127.0.0.3:5021"]
+downstream = "127.0.0.9:502"
+[[attach]]
+name      = "plant"
+interface = "eth0"
+mode      = "police"
+[[limit]]
+name            = "per-plc"
+key             = "destination"
+max_connections = 2
+[[limit]]
+name    = "packets-per-plc"
+match   = { attach = "plant", port = 502 }
+key     = ["destination", "port"]
+packets = "100pps"
+`)
+	for _, tt := range []struct {
+		name, args string
+		output     string // on stdout, or in the error
+	}{
+		{"destination named", "--to tcp/127.0.0.2:5020", "destination 127.0.0.2/32"},
+		{"only one destination", "--to tcp/5021", "destination 127.0.0.3/32"},
+		{"which destination", "--to tcp/5020", `limit "per-plc" has a bucket for each destination: use --to tcp/ADDRESS:5020 to name one`},
+		{"destination of packets", "--attach plant --to tcp/502 --destination 10.40.0.7", "destination 10.40.0.7/32, port 502"},
+		{"which destination of packets", "--attach plant --to tcp/502", `limit "packets-per-plc" has a bucket for each destination: use --destination to name one`},
+		{"no limit by destination", "--attach plant --to tcp/80", "No limit matches"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			args := append([]string{"explain", "--config", file, "--source", "192.0.2.1"}, strings.Fields(tt.args)...)
+			out, _, err := command(t, args...)
+			if err != nil {
+				out = err.Error()
+			}
+			if !strings.Contains(out, tt.output) {
+				t.Errorf("%s: %s\nwant %s", tt.args, out, tt.output)
+			}
+		})
+	}
+}
