@@ -160,6 +160,8 @@ type ExplainQuery struct {
 	Listener    string     // needed if several listeners have the port
 	Attach      string     // "" is a listener
 	Destination netip.Addr // only for packets; may be invalid
+	DSCP        string     // only for packets: "ef", or "46"; "" is 0
+	Mark        string     // only for packets: "0x10"; "" is 0
 }
 
 // Explain returns the limits that apply to a connection or packet, and their verdict.
@@ -169,7 +171,7 @@ func (c *Client) Explain(ctx context.Context, q ExplainQuery) (Explanation, erro
 		destination = q.Destination.String()
 	}
 	return get[Explanation](ctx, c, "/explain",
-		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination))
+		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination, "dscp", q.DSCP, "mark", q.Mark))
 }
 
 // SetLimit overrides keys of a limit, and returns the limit.

@@ -324,16 +324,27 @@ type kernelPolicy struct {
 	Blocks          uint64
 	Shared          uint64
 	AlwaysEnforced  uint64
-	Source4         kernelSegments
-	Source6         kernelSegments
-	Destination4    kernelSegments
-	Destination6    kernelSegments
-	Port            kernelSegments
-	Table           uint32
-	Sets            uint32
-	BucketLines     uint32
-	Generation      uint32
-	Limit           [64]kernelLimit
+	ByMark          uint64
+	ByPacket        uint64
+	Dscp            [64]uint64
+	MarkMask        [4]struct {
+		_      structs.HostLayout
+		Values kernelSegments
+		Mask   uint32
+		Pad    uint32
+	}
+	MarkMasks    uint32
+	Pad          uint32
+	Source4      kernelSegments
+	Source6      kernelSegments
+	Destination4 kernelSegments
+	Destination6 kernelSegments
+	Port         kernelSegments
+	Table        uint32
+	Sets         uint32
+	BucketLines  uint32
+	Generation   uint32
+	Limit        [64]kernelLimit
 }
 
 type kernelProgRole uint32
@@ -444,6 +455,7 @@ type kernelScratch struct {
 			TcpSeq      uint32
 			TcpAck      uint32
 			DstMac      uint32
+			Mark        uint32
 			SourcePort  uint16
 			Port        uint16
 			Protocol    uint8
@@ -455,8 +467,9 @@ type kernelScratch struct {
 			NoOptions   uint8
 			RstValid    uint8
 			Fragment    uint8
+			Dscp        uint8
 			Untrackable uint8
-			_           [2]byte
+			_           [1]byte
 		}
 		Body struct {
 			_        structs.HostLayout
@@ -469,6 +482,7 @@ type kernelScratch struct {
 			_        [2]byte
 		}
 	}
+	_        [4]byte
 	Decision struct {
 		_       structs.HostLayout
 		Depart  uint64

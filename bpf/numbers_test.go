@@ -43,6 +43,8 @@ func TestNumbers_OfPackageShaper(t *testing.T) {
 		{"DESTINATION", int(kernelKeyFieldKEY_DESTINATION), int(shaper.KeyDestination)},
 
 		{"limits", len(kernelPolicy{}.Limit), shaper.MaxLimits},
+		{"codepoints", len(kernelPolicy{}.Dscp), shaper.NumDSCP},
+		{"masks of marks", len(kernelPolicy{}.MarkMask), shaper.MaxMarkMasks},
 		{"slots of a connection", len(kernelConn{}.Slot), shaper.MaxConnectionLimits},
 		{"classes of delay", len(kernelCounters{}.DelayHist), len(shaper.HistogramBounds) + 1},
 	} {

@@ -63,7 +63,9 @@ func (p *Policy) overlap(i, j int) bool {
 		overlaps(a.Match.Source, b.Match.Source, netip.Prefix.Overlaps) &&
 		overlaps(a.Match.Destination, b.Match.Destination, netip.Prefix.Overlaps) &&
 		overlaps(a.Match.ASN, b.Match.ASN, func(a, b uint32) bool { return a == b }) &&
-		overlaps(a.Match.Port, b.Match.Port, func(a, b PortRange) bool { return a.First <= b.Last && b.First <= a.Last })
+		overlaps(a.Match.Port, b.Match.Port, func(a, b PortRange) bool { return a.First <= b.Last && b.First <= a.Last }) &&
+		overlaps(a.Match.DSCP, b.Match.DSCP, func(a, b DSCP) bool { return a == b }) &&
+		overlaps(a.Match.Mark, b.Match.Mark, Mark.overlaps)
 }
 
 // overlaps reports whether a value may match both a and b. An empty list matches all.
@@ -93,6 +95,7 @@ func (l *Limit) covers(o *Limit) bool {
 		covers(m.ASN, n.ASN, func(a, b uint32) bool { return a == b }) &&
 		covers(m.Group, n.Group, func(a, b string) bool { return a == b }) &&
 		(!l.Except.Any() || reflect.DeepEqual(l.Except, o.Except)) &&
+		covers(m.DSCP, n.DSCP, func(a, b DSCP) bool { return a == b }) && covers(m.Mark, n.Mark, Mark.covers) &&
 		covers(m.Port, n.Port, func(a, b PortRange) bool { return a.First <= b.First && b.Last <= a.Last })
 }
 

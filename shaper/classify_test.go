@@ -31,7 +31,9 @@ func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) (r Route, exemp
 			len(m.Destination) > 0 && !slices.ContainsFunc(m.Destination, func(p netip.Prefix) bool { return p.Contains(f.Destination) }),
 			len(m.ASN) > 0 && !slices.Contains(m.ASN, r.ASN),
 			len(m.Group) > 0 && !w.inGroups(m.Group, f.Source, r.ASN),
-			len(m.Port) > 0 && !slices.ContainsFunc(m.Port, func(r PortRange) bool { return r.First <= f.Port && f.Port <= r.Last }):
+			len(m.Port) > 0 && !slices.ContainsFunc(m.Port, func(r PortRange) bool { return r.First <= f.Port && f.Port <= r.Last }),
+			len(m.DSCP) > 0 && !slices.Contains(m.DSCP, f.DSCP),
+			len(m.Mark) > 0 && !slices.ContainsFunc(m.Mark, func(m Mark) bool { return f.Mark&m.Mask == m.Value }):
 			continue
 		case w.inGroups(l.Except.Group, f.Source, r.ASN), slices.Contains(l.Except.ASN, r.ASN),
 			slices.ContainsFunc(l.Except.Source, func(p netip.Prefix) bool { return p.Contains(f.Source) }):
@@ -349,7 +351,12 @@ func TestPolicy_SegmentTables(t *testing.T) {
 				t.Fatalf("without limits by destination, destinations have the set %b", destinations)
 			}
 			ports := segment(t, p.Ports(), f.Port, func(a, b uint16) int { return int(a) - int(b) })
-			set := c.Set & destinations & ports & p.OriginSet(f.Origin) & p.ProtocolSet(f.Protocol)
+			byMark, masks := p.Marks()
+			marks := ^byMark
+			for i := range masks {
+				marks |= segment(t, masks[i].All(), f.Mark&masks[i].Mask, number)
+			}
+			set := c.Set & destinations & ports & p.OriginSet(f.Origin) & p.ProtocolSet(f.Protocol) & p.DSCPSet(f.DSCP) & marks
 			if r := p.Route(f); r.ASN != c.ASN || r.Limits() != set {
 				t.Fatalf("flow %+v: tables have AS%d and %b, Route %+v", *f, c.ASN, set, r)
 			}

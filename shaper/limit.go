@@ -218,6 +218,8 @@ type Match struct {
 	ASN         []uint32
 	Group       []string    // names of groups of sources
 	Port        []PortRange // destination ports, as the source sees them
+	DSCP        []DSCP      // packet plane only, for limits that do not count connections
+	Mark        []Mark      // as DSCP, and not at XDP
 }
 
 // PortRange is the ports First to Last, both included.

@@ -38,6 +38,8 @@ type Flow struct {
 	Port        uint16     // destination port, as the source sees it; 0 if the protocol has none
 	Origin      uint16     // index of the listener or attachment
 	Protocol    Protocol
+	DSCP        DSCP   // packet plane only
+	Mark        uint32 // packet plane only
 	Connection  uint64 // unique ID
 }
 
@@ -69,6 +71,8 @@ type Policy struct {
 	destinations     addresses
 	ports            []uint16 // starts of segments
 	portSets         []Set
+	dscp             [NumDSCP]Set
+	marks            []MarkMask // by mask
 	origins          []origin
 	listeners        []*ListenerState // states of the first origins
 	listenerIndex    map[string]uint16
@@ -77,6 +81,8 @@ type Policy struct {
 	direction        [2]Set
 	paced            Set       // limits with Rate or Packets; the others have no bucket of units
 	withDestination  Set       // limits that match destinations
+	withDSCP         Set       // limits that match DSCPs
+	withMark         Set       // limits that match marks
 	blocks           Set       // limits that refuse all
 	shared           Set       // limits that hosts share
 	quotas           Set       // limits with a quota
@@ -169,6 +175,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 	p.buildPenalties(groups, table)
 	p.destinations = buildDestinations(p.limits)
 	p.buildPorts()
+	p.buildMarks()
 	p.planCharging()
 	return p, nil
 }
@@ -228,7 +235,7 @@ func (l *Limit) specificity() int {
 	m := &l.Match
 	for _, narrows := range []bool{
 		m.Protocol != AnyProtocol, len(m.Listen) > 0, len(m.Attach) > 0,
-		len(m.Source) > 0, len(m.Destination) > 0, len(m.ASN) > 0, len(m.Group) > 0, len(m.Port) > 0,
+		len(m.Source) > 0, len(m.Destination) > 0, len(m.ASN) > 0, len(m.Group) > 0, len(m.Port) > 0, len(m.DSCP) > 0, len(m.Mark) > 0,
 	} {
 		if narrows {
 			n++
@@ -361,6 +368,12 @@ func (p *Policy) narrow(set Set, f *Flow) Set {
 	set &= p.portSet(f.Port) & p.origins[f.Origin].set & p.protocol[f.Protocol]
 	if set&p.withDestination != 0 {
 		set &= p.destinations.class(f.Destination).Set
+	}
+	if set&p.withDSCP != 0 {
+		set &= p.DSCPSet(f.DSCP)
+	}
+	if set&p.withMark != 0 {
+		set &= p.markSet(f.Mark)
 	}
 	return set
 }

@@ -54,6 +54,9 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 			}
 		}
 	}
+	if n := len(markMasks(limits)); n > MaxMarkMasks {
+		errs = append(errs, fmt.Errorf("too many different masks of marks: %d (maximum %d)", n, MaxMarkMasks))
+	}
 	counting := map[string]int{} // number of limits with connections, by attachment
 	names := map[string]bool{}
 	for i := range limits {
@@ -158,6 +161,16 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 				bad("match.destination", "%v", p)
 			}
 		}
+		for _, d := range l.Match.DSCP {
+			if d >= NumDSCP {
+				bad("match.dscp", "%d: must be from 0 to %d", d, NumDSCP-1)
+			}
+		}
+		for _, m := range l.Match.Mark {
+			if !m.valid() {
+				bad("match.mark", "%v: the mask must have a bit, and all those of the value", m)
+			}
+		}
 		for _, r := range l.Match.Port {
 			if r.First > r.Last {
 				bad("match.port", "invalid range %d-%d", r.First, r.Last)
@@ -200,6 +213,8 @@ func (l *Limit) validateInProxyPlane(listeners []Listener, bad func(key, format 
 		set bool
 	}{
 		{"match.destination", len(l.Match.Destination) > 0},
+		{"match.dscp", len(l.Match.DSCP) > 0},
+		{"match.mark", len(l.Match.Mark) > 0},
 		{"match.protocol", l.Match.Protocol == ICMP},
 		{"key", l.Key&KeyAttach != 0},
 		{"ecn_mark", l.ECNMark != 0},
@@ -251,6 +266,19 @@ func (l *Limit) validateInPacketPlane(attachments []Attachment, counting map[str
 	for _, name := range l.Match.Attach {
 		if !slices.ContainsFunc(attachments, func(a Attachment) bool { return a.Name == name }) {
 			bad("match.attach", "unknown attachment %q", name)
+		}
+	}
+	for _, byPacket := range []struct {
+		key string
+		set bool
+	}{{"match.dscp", len(l.Match.DSCP) > 0}, {"match.mark", len(l.Match.Mark) > 0}} {
+		if byPacket.set && l.CountsConnections() {
+			bad(byPacket.key, "unsupported with max_connections and new_connections: packets of a connection may differ in it")
+		}
+	}
+	for i := range attachments {
+		if a := &attachments[i]; a.Hook == HookXDP && len(l.Match.Mark) > 0 && slices.Contains(l.Match.Attach, a.Name) {
+			bad("match.mark", "unsupported at attachment %q: packets have no mark at XDP", a.Name)
 		}
 	}
 	noTCP := l.Match.Protocol == UDP || l.Match.Protocol == ICMP

@@ -175,6 +175,13 @@ func (w *world) limit(i int) Limit {
 	}
 	l.Match.Listen, l.Direction = nil, ToDownstream
 	l.Match.Destination = some(w, 5, w.prefix)
+	if w.IntN(3) == 0 {
+		l.Match.DSCP = some(w, 3, func() DSCP { return DSCP(w.IntN(3)) })
+		l.Match.Mark = some(w, 3, func() Mark {
+			mask := []uint32{AnyMark, 1, 0xf0, 0xff}[w.IntN(4)]
+			return Mark{w.mark() & mask, mask}
+		})
+	}
 	if w.IntN(4) == 0 {
 		l.Match.Protocol, l.Match.Port = ICMP, nil
 	}
@@ -182,6 +189,8 @@ func (w *world) limit(i int) Limit {
 	l.Key |= Fields(w.IntN(2)) * KeyAttach
 	return l
 }
+
+func (w *world) mark() uint32 { return []uint32{0, 1, 0x10, 0x11, AnyMark - 1, AnyMark}[w.IntN(6)] }
 
 // group draws the name of a group, or "" without groups.
 func (w *world) group() string {
@@ -249,7 +258,7 @@ func (w *world) flow() *Flow {
 	}
 	if w.IntN(2) == 0 {
 		f.Origin = uint16(len(w.listeners) + 1 + w.IntN(len(w.attachments)+1))
-		f.Protocol = Protocol(w.IntN(int(numProtocols)))
+		f.Protocol, f.DSCP, f.Mark = Protocol(w.IntN(int(numProtocols))), DSCP(w.IntN(3)), w.mark()
 	}
 	return f
 }

@@ -12,7 +12,7 @@
 
 /* The key of a bucket, whose fields may be in use or not. */
 struct short_key {
-	__u64 at; /* when it was short, ticks of CLOCK_BOOTTIME */
+	__u64 at;	  /* when it was short, ticks of CLOCK_BOOTTIME */
 	__u32 address[4]; /* source or destination */
 	__u32 asn;
 	__u32 limit; /* ID */

@@ -10,6 +10,8 @@
 
 #define MAX_LIMITS 64
 #define MAX_ATTACHMENTS 64
+#define MAX_MARK_MASKS 4
+#define DSCPS 64
 #define MAX_LIMIT_IDS 256 /* limits with saved state, in the current policy or not */
 
 /* Hashed words of a key. The last one is the meter's number. */
@@ -73,6 +75,13 @@ struct segments {
 	__u32 pad;
 };
 
+/* The limits by the bits of a packet's mark in one mask. */
+struct mark_mask {
+	struct segments values; /* of limits that match marks */
+	__u32 mask;
+	__u32 pad;
+};
+
 struct policy {
 	__u64 hash[KEY_WORDS][2];  /* random multipliers */
 	__u64 protocol[PROTOCOLS]; /* sets of limits, limit i in bit i */
@@ -85,6 +94,12 @@ struct policy {
 	__u64 blocks;	       /* limits that refuse everything they match */
 	__u64 shared;	       /* limits that hosts share */
 	__u64 always_enforced; /* limits that attachments enforce even if they observe */
+	__u64 by_mark;	       /* limits that match marks */
+	__u64 by_packet;       /* limits that match marks or DSCPs: some packets of a connection only */
+	__u64 dscp[DSCPS];     /* by codepoint: sets of limits */
+	struct mark_mask mark_mask[MAX_MARK_MASKS];
+	__u32 mark_masks; /* how many are in use */
+	__u32 pad;
 	struct segments source4, source6, destination4, destination6, port;
 	__u32 table;	    /* index into tables */
 	__u32 sets;	    /* first line of the sets that segments refer to */

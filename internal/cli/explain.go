@@ -24,7 +24,7 @@ func explainCommand(e env) *cobra.Command {
 	var file, at string
 	var ask explain.Request
 	cmd := &cobra.Command{
-		Use:   "explain --source IP --to tcp|udp/[IP:]PORT [--listener NAME | --attach NAME [--destination IP]]",
+		Use:   "explain --source IP --to tcp|udp/[IP:]PORT [--listener NAME | --attach NAME [--destination IP] [--dscp D] [--mark M]]",
 		Short: "Explain which limits apply to a connection, their state, and the bottleneck",
 		Long: `Explain which limits apply to a connection from a source, in which buckets, and which
 one is the bottleneck; with --attach, to packets at an attachment. The running daemon
@@ -46,7 +46,7 @@ explain a configuration file; this needs no daemon.`,
 				return usageError{errors.New("--at needs --config: the daemon knows what holds now")}
 			}
 			if file == "" {
-				return explainFromDaemon(cmd.Context(), e, *q)
+				return explainFromDaemon(cmd.Context(), e, *q, ask)
 			}
 			if e.flags.json {
 				return usageError{errors.New("explain does not support --json with --config")}
@@ -76,6 +76,8 @@ explain a configuration file; this needs no daemon.`,
 	cmd.Flags().StringVar(&ask.Listener, "listener", "", "`name` of the listener, when several accept the port")
 	cmd.Flags().StringVar(&ask.Attach, "attach", "", "`name` of an attachment: explain packets there")
 	cmd.Flags().StringVar(&ask.Destination, "destination", "", "destination `address` of packets at the attachment")
+	cmd.Flags().StringVar(&ask.DSCP, "dscp", "", "`DSCP` of packets at the attachment, such as ef or 46; by default 0")
+	cmd.Flags().StringVar(&ask.Mark, "mark", "", "`mark` of packets at the attachment, such as 0x10; by default 0")
 	return cmd
 }
 
@@ -159,8 +161,8 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Ques
 }
 
 // explainFromDaemon asks the running daemon to explain q, and prints the answer.
-func explainFromDaemon(ctx context.Context, e env, q explain.Question) error {
-	x, err := e.client().Explain(ctx, api.ExplainQuery{Source: q.Source, To: q.Target(), Listener: q.Listener, Attach: q.Attach, Destination: q.Destination})
+func explainFromDaemon(ctx context.Context, e env, q explain.Question, ask explain.Request) error {
+	x, err := e.client().Explain(ctx, api.ExplainQuery{Source: q.Source, To: q.Target(), Listener: q.Listener, Attach: q.Attach, Destination: q.Destination, DSCP: ask.DSCP, Mark: ask.Mark})
 	switch {
 	case errors.Is(err, api.ErrNoDaemon):
 		return fmt.Errorf("%w; to explain a configuration file, use --config", err)

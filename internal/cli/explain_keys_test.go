@@ -25,6 +25,14 @@ name    = "packets-per-plc"
 match   = { attach = "plant", port = 502 }
 key     = ["destination", "port"]
 packets = "100pps"
+[[limit]]
+name  = "voice"
+match = { attach = "plant", port = 5060, dscp = ["ef", "af41"] }
+rate  = "1Mbit/s"
+[[limit]]
+name  = "marked"
+match = { attach = "plant", port = 5060, mark = "0x10/0xf0" }
+rate  = "1Mbit/s"
 `)
 	for _, tt := range []struct {
 		name, args string
@@ -36,6 +44,14 @@ packets = "100pps"
 		{"destination of packets", "--attach plant --to tcp/502 --destination 10.40.0.7", "destination 10.40.0.7/32, port 502"},
 		{"which destination of packets", "--attach plant --to tcp/502", `limit "packets-per-plc" has a bucket for each destination: use --destination to name one`},
 		{"no limit by destination", "--attach plant --to tcp/80", "No limit matches"},
+		{"DSCP", "--attach plant --to tcp/5060 --dscp EF", "tcp/5060, dscp ef: attachment"},
+		{"limit of a DSCP", "--attach plant --to tcp/5060 --dscp 34", "\nvoice "},
+		{"no limit of the default DSCP and mark", "--attach plant --to tcp/5060", "No limit matches"},
+		{"limit of a mark", "--attach plant --to tcp/5060 --mark 0x11", "\nmarked "},
+		{"mark", "--attach plant --to tcp/5060 --mark 17", "tcp/5060, mark 0x11: attachment"},
+		{"bad DSCP", "--attach plant --to tcp/5060 --dscp 64", `--dscp: "64" is not a DSCP`},
+		{"bad mark", "--attach plant --to tcp/5060 --mark 0x10/0xff", `--mark "0x10/0xff"`},
+		{"DSCP at a listener", "--to tcp/5021 --dscp ef", "--dscp requires --attach"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			args := append([]string{"explain", "--config", file, "--source", "192.0.2.1"}, strings.Fields(tt.args)...)

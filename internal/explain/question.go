@@ -22,10 +22,12 @@ type Question struct {
 	Listener    string     // "" means the one that accepts it
 	Attach      string     // attachment; "" means a listener
 	Destination netip.Addr // of the packets; invalid when it was not given
+	DSCP        shaper.DSCP
+	Mark        uint32
 }
 
 // Request is a question as users ask it: by the values of flags, or of a query string.
-type Request struct{ Source, To, Listener, Attach, Destination string }
+type Request struct{ Source, To, Listener, Attach, Destination, DSCP, Mark string }
 
 // A QuestionError reports a question that is invalid, or does not say enough.
 type QuestionError struct{ error }
@@ -48,11 +50,25 @@ func Parse(ask Request) (*Question, error) {
 	case q.Address.IsValid() && q.Source.Is4() != q.Address.Is4():
 		return nil, QuestionError{fmt.Errorf("--source %v and --to %v: must be of the same address family", q.Source, q.Address)}
 	}
+	for _, f := range []struct{ flag, value string }{{"destination", ask.Destination}, {"dscp", ask.DSCP}, {"mark", ask.Mark}} {
+		if f.value != "" && ask.Attach == "" {
+			return nil, QuestionError{fmt.Errorf("--%s requires --attach", f.flag)}
+		}
+	}
+	if ask.DSCP != "" {
+		if q.DSCP, err = shaper.ParseDSCP(ask.DSCP); err != nil {
+			return nil, QuestionError{fmt.Errorf("--dscp: %w", err)}
+		}
+	}
+	if ask.Mark != "" {
+		mark, err := strconv.ParseUint(ask.Mark, 0, 32)
+		if err != nil {
+			return nil, QuestionError{fmt.Errorf("--mark %q: must be a number of 32 bits, such as 0x10", ask.Mark)}
+		}
+		q.Mark = uint32(mark)
+	}
 	if ask.Destination == "" {
 		return q, nil
-	}
-	if ask.Attach == "" {
-		return nil, QuestionError{errors.New("--destination requires --attach")}
 	}
 	if q.Destination, err = parseAddr("destination", ask.Destination); err != nil {
 		return nil, err
@@ -110,8 +126,15 @@ func (q *Question) Target() string {
 
 // DestinationText formats the destination of the packets or the connection.
 func (q *Question) DestinationText() string {
+	text := q.Target()
 	if q.Destination.IsValid() {
-		return fmt.Sprintf("%v, %s", q.Destination, q.Target())
+		text = fmt.Sprintf("%v, %s", q.Destination, text)
 	}
-	return q.Target()
+	if q.DSCP != 0 {
+		text += fmt.Sprintf(", dscp %v", q.DSCP)
+	}
+	if q.Mark != 0 {
+		text += fmt.Sprintf(", mark %#x", q.Mark)
+	}
+	return text
 }

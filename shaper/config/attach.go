@@ -65,6 +65,9 @@ func checkListenerLimit(t table, limit *shaper.Limit) {
 	if len(limit.Match.Destination) > 0 {
 		t.add(match.child("destination"), "destination: unsupported at listeners; "+instead)
 	}
+	for _, key := range byPacket(limit) {
+		t.add(match.child(key), key+": unsupported at listeners, where bytes have left their packets; "+instead)
+	}
 	if limit.Match.Protocol == shaper.ICMP {
 		t.add(match.child("protocol"), "protocol: \"icmp\" is unsupported at listeners; "+instead)
 	}
@@ -77,6 +80,17 @@ func checkListenerLimit(t table, limit *shaper.Limit) {
 	case !udp && limit.RefuseWith == shaper.RefuseDrop:
 		t.errorf("refuse_with", "\"drop\" is unsupported for TCP at listeners, which have accepted the connection already; use \"reset\" or \"close\", match protocol \"udp\", or %s", instead)
 	}
+}
+
+// byPacket returns the keys of match in which packets of a connection may differ.
+func byPacket(limit *shaper.Limit) (keys []string) {
+	if len(limit.Match.DSCP) > 0 {
+		keys = append(keys, "dscp")
+	}
+	if len(limit.Match.Mark) > 0 {
+		keys = append(keys, "mark")
+	}
+	return keys
 }
 
 // isUDPOnly reports whether a limit at listeners matches UDP alone.
@@ -98,6 +112,11 @@ func checkAttachmentLimit(t table, limit *shaper.Limit) {
 			if t.has(key) {
 				t.errorf(key, "counts TCP connections, and match.protocol is %q", m.Protocol)
 			}
+		}
+	}
+	if limit.CountsConnections() {
+		for _, key := range byPacket(limit) {
+			t.add(match.child(key), key+": unsupported with max_connections and new_connections: packets of a connection may differ in it")
 		}
 	}
 	if limit.Key&shaper.KeyListen != 0 {
@@ -137,6 +156,29 @@ func (l *loader) checkCounting() {
 		l.attaches[i].requireForEffect(len(limits) > 0, "a limit with max_connections that matches this attachment", "tcp_idle_timeout")
 		for _, limit := range limits[min(len(limits), shaper.MaxConnectionLimits):] {
 			l.limits[limit].errorf("max_connections", "more than %d limits with max_connections match attachment %q", shaper.MaxConnectionLimits, attach.Name)
+		}
+	}
+}
+
+// checkMarks reports marks where packets have none, and too many different masks.
+func (l *loader) checkMarks() {
+	var masks []uint32
+	for i, limit := range l.c.Limits {
+		at := l.limits[i].at.child("match").child("mark")
+		for _, attach := range l.c.Attach {
+			if attach.Hook == shaper.HookXDP && len(limit.Match.Mark) > 0 && slices.Contains(limit.Match.Attach, attach.Name) {
+				l.add(at, fmt.Sprintf("mark: unsupported at attachment %s: packets have no mark yet at hook = \"xdp\"", quote(attach.Name)))
+			}
+		}
+		for n, m := range limit.Match.Mark {
+			switch {
+			case slices.Contains(masks, m.Mask):
+			case len(masks) == shaper.MaxMarkMasks:
+				l.add(at.elem(n), fmt.Sprintf("mark: %v: more than %d different masks, in all limits together", m, shaper.MaxMarkMasks))
+				return
+			default:
+				masks = append(masks, m.Mask)
+			}
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 const (
 	maxAddresses = 1024 // of all listeners
 	maxPorts     = 1024 // of one match
+	maxMarks     = 1024 // of one match
 )
 
 // checkEffect reports keys of a limit that have no effect, and values that it cannot have.
@@ -155,6 +156,7 @@ func (l *loader) check(root *node) {
 		return
 	}
 	l.checkCounting()
+	l.checkMarks()
 	l.checkShared()
 	l.observeAttachments()
 	for i, limit := range l.c.Limits {
@@ -283,6 +285,9 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 	match := t.at.child("match")
 	if len(limit.Match.Port) > maxPorts {
 		l.add(match.child("port").elem(maxPorts), fmt.Sprintf("port: too many ports and ranges: %d, of at most %d", len(limit.Match.Port), maxPorts))
+	}
+	if len(limit.Match.Mark) > maxMarks {
+		l.add(match.child("mark").elem(maxMarks), fmt.Sprintf("mark: too many marks: %d, of at most %d", len(limit.Match.Mark), maxMarks))
 	}
 	if len(l.asnFiles) == 0 && len(limit.Match.ASN) > 0 {
 		l.add(match.child("asn"), "asn: missing [asn] files")

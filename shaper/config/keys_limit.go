@@ -312,6 +312,21 @@ var matchKeys = keys{
 		ifEmpty: matchNone,
 		doc:     "Destination ports and ranges that the source connects to; at most 1024.",
 	},
+	{
+		name: "dscp", typ: arrayType(`DSCP such as "ef" or 46`, stringType("DSCP", "ef", `^([a-z][a-z0-9-]*|[0-9]+)$`).orInteger(0, shaper.NumDSCP-1), shaper.ParseDSCP, asText), defText: "all",
+		field:   fieldOf(func(l *shaper.Limit) *[]shaper.DSCP { return &l.Match.DSCP }),
+		ifEmpty: matchNone,
+		doc: "Differentiated services codepoints of packets, by number or name: `\"ef\"`, `\"af11\"` to `\"af43\"`, `\"cs0\"` (the default) to " +
+			"`\"cs7\"`, `\"le\"`, `\"nqb\"`, `\"voice-admit\"`; at attachments, for limits that do not count connections.",
+	},
+	{
+		name: "mark", typ: arrayType(`mark such as "0x10", or with a mask such as "0x10/0xff"`, stringType("mark", "0x10/0xff", `^[0-9a-fA-Fx]+(/[0-9a-fA-Fx]+)?$`).orInteger(0, 1<<32-1), shaper.ParseMark, asText), defText: "all",
+		field:   fieldOf(func(l *shaper.Limit) *[]shaper.Mark { return &l.Match.Mark }),
+		ifEmpty: matchNone,
+		doc: "Marks of packets (`SO_MARK`, `meta mark` of nftables), whole or in the bits of a mask; up to 4 different masks in all. At " +
+			"attachments except with `hook = \"xdp\"`, for limits that do not count connections. At ingress packets have no mark of " +
+			"nftables yet.",
+	},
 }
 
 // overrideKeys are the name of a limit, and what may be set in it.

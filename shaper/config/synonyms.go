@@ -110,6 +110,8 @@ var synonyms = map[string]map[string][]string{
 		"asn":         "as asns autonomous_system",
 		"group":       "groups acl",
 		"port":        "ports dport dst_port destination_port",
+		"dscp":        "dscps tos ds diffserv traffic_class",
+		"mark":        "marks fwmark skb_mark meta_mark firewall_mark",
 	}),
 }
 
