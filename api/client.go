@@ -162,6 +162,7 @@ type ExplainQuery struct {
 	Destination netip.Addr // only for packets; may be invalid
 	DSCP        string     // only for packets: "ef", or "46"; "" is 0
 	Mark        string     // only for packets: "0x10"; "" is 0
+	Downstream  string     // needed if the listener has several, and a limit a bucket for each
 }
 
 // Explain returns the limits that apply to a connection or packet, and their verdict.
@@ -171,7 +172,7 @@ func (c *Client) Explain(ctx context.Context, q ExplainQuery) (Explanation, erro
 		destination = q.Destination.String()
 	}
 	return get[Explanation](ctx, c, "/explain",
-		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination, "dscp", q.DSCP, "mark", q.Mark))
+		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination, "dscp", q.DSCP, "mark", q.Mark, "downstream", q.Downstream))
 }
 
 // SetLimit overrides keys of a limit, and returns the limit.

@@ -18,6 +18,7 @@ type Backlog struct {
 	ASN            uint32
 	Port           uint16
 	Listen         string
+	Downstream     string `json:",omitempty"`
 	Bytes, Packets uint64
 
 	// Of a history of new connections, by a clock that goes on: when they have passed, or the number of a window, and those in
@@ -57,7 +58,7 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 		if l.whole == nil {
 			return
 		}
-		d := newBacklog(k, st, listeners)
+		d := s.newBacklog(k, st, listeners)
 		if l.shared {
 			d.Bytes, d.Packets = b.Debt(&l.share.Shape, now)
 		} else {
@@ -76,7 +77,7 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 			if used == 0 {
 				return
 			}
-			d := newBacklog(k, st, listeners)
+			d := s.newBacklog(k, st, listeners)
 			d.Packets, d.Evicted = used, evicted
 			switch h := h.(type) {
 			case *leaky.SlidingLog:
@@ -106,8 +107,11 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 }
 
 // newBacklog returns that of a key of the limit with a state, with nothing in it yet.
-func newBacklog(k *Key, st *LimitState, listeners map[uint16]string) Backlog {
+func (s *Shaper) newBacklog(k *Key, st *LimitState, listeners map[uint16]string) Backlog {
 	d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Port: k.Port, Listen: listeners[k.Origin]}
+	if k.Downstream != 0 {
+		d.Downstream = s.downstreams.name(k.Downstream)
+	}
 	if k.Address != [16]byte{} {
 		d.Address = netip.AddrFrom16(k.Address)
 	}
@@ -130,6 +134,9 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 		}
 		if d.Address.IsValid() {
 			k.Address = d.Address.As16()
+		}
+		if d.Downstream != "" {
+			k.Downstream = s.DownstreamID(d.Downstream)
 		}
 		if d.Listen != "" {
 			k.Origin = s.Listener(d.Listen).ID

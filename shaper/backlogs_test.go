@@ -90,3 +90,38 @@ func TestRestore_ForgetsDrainedBacklogs(t *testing.T) {
 		t.Errorf("%d buckets, want none", n)
 	}
 }
+
+// Buckets by destination and by downstream have their backlog in the next process, in which downstreams have other numbers.
+func TestRestore_DestinationAndDownstream(t *testing.T) {
+	limits := []shaper.Limit{
+		{Name: "destination", Key: shaper.KeyDestination, IPv4Prefix: 32, IPv6Prefix: 128, Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "downstream", Key: shaper.KeyDownstream, Rate: 8e3, MaxDelay: time.Hour},
+	}
+	a, b := shaper.Downstream{Host: "10.0.0.1"}, shaper.Downstream{Host: "10.0.0.2", Port: 80}
+	process := func(downstreams ...shaper.Downstream) (*shaper.Shaper, *shaper.Policy, *shaper.Flow) {
+		s := shaper.New(100)
+		p, err := s.Compile(limits, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}, Downstream: downstreams}}, nil, nil, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Swap(p, leaky.Second)
+		return s, p, &shaper.Flow{
+			Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddr("198.51.100.1"), Protocol: shaper.TCP,
+			Origin: p.ListenerIndex("l"), Downstream: p.DownstreamID(b.Name()),
+		}
+	}
+	s, p, f := process(a, b)
+	r := p.Route(f)
+	s.Decide(p, f, r, r.ToDownstream, 5000, 1, leaky.Second)
+	next, q, g := process(b, a)
+	if f.Downstream == g.Downstream {
+		t.Fatalf("both processes number it %d: this tests nothing", f.Downstream)
+	}
+	next.Restore(q, s.Backlogs(10, leaky.Second), 0, leaky.Second)
+	for i := range q.Len() {
+		bucket, _ := next.Peek(q.Key(i, g, q.Route(g)), leaky.Second)
+		if bytes, _ := bucket.Backlog(q.Shape(i), leaky.Second); bytes != 5000 {
+			t.Errorf("limit %s: %s has a backlog of %d bytes, want 5000", q.Limit(i).Name, q.Describe(i, g, q.Route(g)), bytes)
+		}
+	}
+}

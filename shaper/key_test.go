@@ -55,6 +55,9 @@ func TestKey_ContainsOnlyItsFields(t *testing.T) {
 				if l.Key&(KeyListen|KeyAttach) != 0 {
 					want.Origin = p.origins[f.Origin].id
 				}
+				if l.Key&KeyDownstream != 0 {
+					want.Downstream = f.Downstream
+				}
 				if l.Key&KeyConnection != 0 {
 					want.Connection = f.Connection
 				}
@@ -136,7 +139,7 @@ func TestKey_StableOverReloads(t *testing.T) {
 }
 
 func TestDescribe(t *testing.T) {
-	listeners := []Listener{{Name: "front", Addresses: []Address{{Protocol: TCP}}}}
+	listeners := []Listener{{Name: "front", Addresses: []Address{{Protocol: TCP}}, Downstream: []Downstream{{Host: "10.0.0.1"}, {Host: "::2", Port: 80}}}}
 	attached := Match{Attach: []string{"uplink"}}
 	for _, tt := range []struct {
 		key    Fields
@@ -156,6 +159,7 @@ func TestDescribe(t *testing.T) {
 		{KeySource | KeyASN | KeyPort | KeyListen | KeyConnection, "192.0.2.1", 0, "source 192.0.2.0/24, asn 64500, port 443, listen front, this connection"},
 		{KeyDestination, "192.0.2.1", 0, "destination 198.51.100.0/24"},
 		{KeyDestination | KeyPort, "192.0.2.1", 2, "destination 198.51.100.0/24, port 443"},
+		{KeyDownstream, "192.0.2.1", 0, "downstream [::2]:80"},
 		{KeyAttach, "192.0.2.1", 2, "attach uplink"},
 		{KeyAttach, "192.0.2.1", 3, "attach none"},
 	} {
@@ -165,7 +169,7 @@ func TestDescribe(t *testing.T) {
 				l.Match = attached
 			}
 			p := mustCompile(t, New(1), []Limit{l}, listeners, Attachment{Name: "uplink"})
-			f := Flow{Source: netip.MustParseAddr(tt.source), Destination: netip.MustParseAddr("198.51.100.7"), Port: 443, Origin: tt.listen, Protocol: TCP}
+			f := Flow{Source: netip.MustParseAddr(tt.source), Destination: netip.MustParseAddr("198.51.100.7"), Port: 443, Origin: tt.listen, Protocol: TCP, Downstream: p.DownstreamID("[::2]:80")}
 			if got := p.Describe(0, &f, Route{ASN: 64500}); got != tt.want {
 				t.Errorf("Describe = %q, want %q", got, tt.want)
 			}

@@ -273,11 +273,12 @@ const (
 	KeyConnection                     // connection or UDP flow; 5-tuple in the packet plane
 	KeyAttach                         // attachment
 	KeyDestination                    // address that the source connects or sends to, masked to a prefix; not with KeySource
+	KeyDownstream                     // downstream, 0 if there is none; proxy plane only
 )
 
 const keyAddress = KeySource | KeyDestination // a key has one
 
-var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach", "destination"}
+var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach", "destination", "downstream"}
 
 // FieldNames returns the names of the fields in configuration, in the order of
 // their bits.

@@ -40,6 +40,7 @@ type Flow struct {
 	Protocol    Protocol
 	DSCP        DSCP   // packet plane only
 	Mark        uint32 // packet plane only
+	Downstream  uint16 // DownstreamID, or 0 while none is chosen; proxy plane only
 	Connection  uint64 // unique ID
 }
 
@@ -66,6 +67,7 @@ type Policy struct {
 	shapes           []leaky.Shape
 	newConns         []leaky.Shape // in packets
 	states           []*LimitState
+	downstreams      *names
 	asns             *asn.Table
 	sources          addresses
 	destinations     addresses
@@ -120,7 +122,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 	if err := s.checkOrigins(listeners, attachments); err != nil {
 		return nil, err
 	}
-	p := &Policy{limits: slices.Clone(limits), asns: table, listenerIndex: map[string]uint16{}, attachmentIndex: map[string]uint16{}}
+	p := &Policy{limits: slices.Clone(limits), asns: table, downstreams: s.downstreams, listenerIndex: map[string]uint16{}, attachmentIndex: map[string]uint16{}}
 	slices.SortFunc(p.limits, func(a, b Limit) int {
 		return cmp.Or(cmp.Compare(b.specificity(), a.specificity()), cmp.Compare(a.Name, b.Name))
 	})
@@ -196,6 +198,9 @@ func (p *Policy) addOrigins(s *Shaper, listeners []Listener, attachments []Attac
 		state := s.Listener(l.Name)
 		p.listenerIndex[l.Name] = uint16(len(p.origins))
 		p.listeners = append(p.listeners, state)
+		for _, d := range l.Downstream {
+			s.DownstreamID(d.Name())
+		}
 		add(l.Name, state.ID, func(m *Match) bool { return m.matchesListener(l.Name) })
 	}
 	add("", 0, func(m *Match) bool { return m.matchesListener("") })
@@ -227,7 +232,7 @@ func (l *Limit) specificity() int {
 	if l.Key&keyAddress != 0 {
 		n += (l.IPv4Prefix + l.IPv6Prefix) << 3
 	}
-	for _, f := range []Fields{KeyPort, KeyASN, KeyListen, KeyAttach} {
+	for _, f := range []Fields{KeyPort, KeyASN, KeyListen, KeyAttach, KeyDownstream} {
 		if l.Key&f != 0 {
 			n += 1 << 8
 		}
@@ -410,6 +415,7 @@ type Key struct {
 	ASN        uint32
 	Port       uint16
 	Origin     uint16 // ID of the listener or attachment
+	Downstream uint16 // DownstreamID
 }
 
 // Key returns the key of f, routed as r, under limit i.
@@ -430,6 +436,9 @@ func (p *Policy) Key(i int, f *Flow, r Route) Key {
 	}
 	if l.Key&(KeyListen|KeyAttach) != 0 {
 		k.Origin = p.origins[f.Origin].id
+	}
+	if l.Key&KeyDownstream != 0 {
+		k.Downstream = f.Downstream
 	}
 	if l.Key&KeyConnection != 0 {
 		k.Connection = f.Connection
@@ -510,6 +519,7 @@ func (p *Policy) DescribeKey(i int, k Key) string {
 	name := p.originName(l, k.Origin)
 	add(KeyListen, "listen %s", name)
 	add(KeyAttach, "attach %s", name)
+	add(KeyDownstream, "downstream %s", p.downstreams.name(k.Downstream))
 	switch {
 	case l.Key&KeyConnection == 0:
 	case k.Connection == 0:

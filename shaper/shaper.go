@@ -12,8 +12,9 @@ import (
 // the rankings of talkers over all limits. It is safe for concurrent use: every decision
 // is atomic, so concurrent ones admit exactly what sequential ones would.
 type Shaper struct {
-	policy  atomic.Pointer[Policy]
-	talkers talkers
+	policy      atomic.Pointer[Policy]
+	talkers     talkers
+	downstreams *names
 
 	mu            sync.Mutex // protects all below
 	table         *table
@@ -33,6 +34,7 @@ func New(keys int) *Shaper {
 		states:        map[string]*LimitState{},
 		listeners:     map[string]*ListenerState{},
 		attachmentIDs: map[string]uint16{},
+		downstreams:   &names{byName: map[string]uint16{}},
 	}
 	empty, _ := s.Compile(nil, nil, nil, nil, false) // an empty policy is valid
 	s.policy.Store(empty)

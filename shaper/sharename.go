@@ -42,6 +42,9 @@ func (p *Policy) ShareName(k Key) string {
 		}
 		b.WriteString("|origin=" + origin)
 	}
+	if l.Key&KeyDownstream != 0 {
+		b.WriteString("|downstream=" + p.downstreams.name(k.Downstream))
+	}
 	return b.String()
 }
 
@@ -96,6 +99,10 @@ func (p *Policy) parseShareField(k *Key, limit int, field string) error {
 			return fmt.Errorf("no listener or attachment %q", value)
 		}
 		k.Origin = id
+	case "downstream":
+		if k.Downstream = p.downstreams.find(value); k.Downstream == 0 {
+			return fmt.Errorf("no downstream %q", value)
+		}
 	default:
 		return fmt.Errorf("unknown field %q", what)
 	}

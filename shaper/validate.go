@@ -208,6 +208,9 @@ func (l *Limit) validateInProxyPlane(listeners []Listener, bad func(key, format 
 			bad(udpOnly.key, "unsupported for TCP, which listener %q proxies: match protocol \"udp\"", listeners[tcp].Name)
 		}
 	}
+	if l.Key&KeyDownstream != 0 && l.CountsConnections() {
+		bad("key", "downstream: unsupported with max_connections and new_connections, which are decided before a downstream is chosen")
+	}
 	for _, packetPlane := range []struct {
 		key string
 		set bool
@@ -306,6 +309,9 @@ func (l *Limit) validateInPacketPlane(attachments []Attachment, counting map[str
 	}
 	if l.Key&KeyListen != 0 {
 		bad("key", "listen: unsupported for attachments")
+	}
+	if l.Key&KeyDownstream != 0 {
+		bad("key", "downstream: unsupported for attachments")
 	}
 	if l.RefuseWith != RefuseReset && l.RefuseWith != RefuseDrop {
 		bad("refuse_with", "%v: unsupported for attachments", l.RefuseWith)

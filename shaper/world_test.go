@@ -185,7 +185,7 @@ func (w *world) limit(i int) Limit {
 	if w.IntN(4) == 0 {
 		l.Match.Protocol, l.Match.Port = ICMP, nil
 	}
-	l.Key &^= KeyListen
+	l.Key &^= KeyListen | KeyDownstream
 	l.Key |= Fields(w.IntN(2)) * KeyAttach
 	return l
 }
@@ -254,7 +254,7 @@ func (w *world) table(t testing.TB) *asn.Table {
 func (w *world) flow() *Flow {
 	f := &Flow{
 		Source: w.source(), Destination: w.source(), Port: w.port(), Origin: uint16(w.IntN(len(w.listeners) + 1)),
-		Protocol: TCP + Protocol(w.IntN(2)), Connection: w.Uint64(),
+		Protocol: TCP + Protocol(w.IntN(2)), Downstream: uint16(w.IntN(3)), Connection: w.Uint64(),
 	}
 	if w.IntN(2) == 0 {
 		f.Origin = uint16(len(w.listeners) + 1 + w.IntN(len(w.attachments)+1))

@@ -12,12 +12,17 @@ func TestExplain_Keys(t *testing.T) {
 name       = "plcs"
 address    = ["tcp://127.0.0.1:5020", "tcp://127.0.0.2:5020", "tcp://127.0.0.3:5021"]
 downstream = "127.0.0.9:502"
+[[listen]]
+name       = "web"
+address    = "tcp://127.0.0.1:8080"
+downstream = ["10.0.0.1:80", "10.0.0.2:80"]
 [[attach]]
 name      = "plant"
 interface = "eth0"
 mode      = "police"
 [[limit]]
 name            = "per-plc"
+match           = { listen = "plcs" }
 key             = "destination"
 max_connections = 2
 [[limit]]
@@ -25,6 +30,11 @@ name    = "packets-per-plc"
 match   = { attach = "plant", port = 502 }
 key     = ["destination", "port"]
 packets = "100pps"
+[[limit]]
+name  = "per-server"
+match = { listen = ["web", "plcs"], port = 8080 }
+key   = "downstream"
+rate  = "1MB/s"
 [[limit]]
 name  = "voice"
 match = { attach = "plant", port = 5060, dscp = ["ef", "af41"] }
@@ -44,6 +54,10 @@ rate  = "1Mbit/s"
 		{"destination of packets", "--attach plant --to tcp/502 --destination 10.40.0.7", "destination 10.40.0.7/32, port 502"},
 		{"which destination of packets", "--attach plant --to tcp/502", `limit "packets-per-plc" has a bucket for each destination: use --destination to name one`},
 		{"no limit by destination", "--attach plant --to tcp/80", "No limit matches"},
+		{"which downstream", "--to tcp/8080", `limit "per-server" has a bucket for each downstream: use --downstream to name one`},
+		{"downstream", "--to tcp/8080 --downstream 10.0.0.2:80", "downstream 10.0.0.2:80"},
+		{"unknown downstream", "--to tcp/8080 --downstream 10.0.0.2", `listener "web" has no downstream "10.0.0.2": it has 10.0.0.1:80, 10.0.0.2:80`},
+		{"downstream of packets", "--attach plant --to tcp/502 --downstream 10.0.0.2:80", "--downstream and --attach cannot be combined"},
 		{"DSCP", "--attach plant --to tcp/5060 --dscp EF", "tcp/5060, dscp ef: attachment"},
 		{"limit of a DSCP", "--attach plant --to tcp/5060 --dscp 34", "\nvoice "},
 		{"no limit of the default DSCP and mark", "--attach plant --to tcp/5060", "No limit matches"},

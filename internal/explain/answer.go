@@ -32,8 +32,8 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 			return nil, err
 		}
 		x.Listener, f.Origin, f.Destination = l.Name, p.ListenerIndex(l.Name), q.addressAt(l)
-		if name := byDestination(p, f); name != "" && !f.Destination.IsValid() {
-			return nil, QuestionError{fmt.Errorf("limit %q has a bucket for each destination: use --to %v/ADDRESS:%d to name one", name, q.Protocol, q.Port)}
+		if f.Downstream, err = q.downstreamAt(l, p); err != nil {
+			return nil, err
 		}
 	} else {
 		var err error
@@ -41,9 +41,9 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 			return nil, err
 		}
 		x.Attachment, f.Origin = q.Attach, p.AttachmentIndex(q.Attach)
-		if name := byDestination(p, f); name != "" && !f.Destination.IsValid() {
-			return nil, QuestionError{fmt.Errorf("limit %q has a bucket for each destination: use --destination to name one", name)}
-		}
+	}
+	if err := q.tellsBuckets(p, f); err != nil {
+		return nil, err
 	}
 	x.Route = p.Route(f)
 	if x.ASN = x.Route.ASN; x.ASN == 0 {
@@ -97,10 +97,50 @@ func (q *Question) addressAt(l *shaper.Listener) netip.Addr {
 	return only
 }
 
-// byDestination returns the name of a limit of f whose key has the destination, or "".
-func byDestination(p *shaper.Policy, f *shaper.Flow) string {
+// downstreamAt returns the number of q's downstream of l, or 0 if it does not say which. The daemon and Compile have
+// numbered those of the configuration.
+func (q *Question) downstreamAt(l *shaper.Listener, p *shaper.Policy) (uint16, error) {
+	switch {
+	case q.Downstream == "" && len(l.Downstream) == 1:
+		return p.DownstreamID(l.Downstream[0].Name()), nil
+	case q.Downstream == "":
+		return 0, nil
+	case !slices.ContainsFunc(l.Downstream, func(d shaper.Downstream) bool { return d.Name() == q.Downstream }):
+		return 0, fmt.Errorf("listener %q has no downstream %q: it has %s", l.Name, q.Downstream, downstreamNames(l))
+	}
+	return p.DownstreamID(q.Downstream), nil
+}
+
+func downstreamNames(l *shaper.Listener) string {
+	var names []string
+	for _, d := range l.Downstream {
+		names = append(names, d.Name())
+	}
+	return strings.Join(names, ", ")
+}
+
+// tellsBuckets returns an error if q does not say which bucket of a limit f is in.
+func (q *Question) tellsBuckets(p *shaper.Policy, f *shaper.Flow) error {
+	if q.AnyBucket {
+		return nil
+	}
+	if name := keyedBy(p, f, shaper.KeyDownstream); name != "" && f.Downstream == 0 {
+		return QuestionError{fmt.Errorf("limit %q has a bucket for each downstream: use --downstream to name one, as \"shaperd downstreams\" does", name)}
+	}
+	if name := keyedBy(p, f, shaper.KeyDestination); name != "" && !f.Destination.IsValid() {
+		how := fmt.Sprintf("--to %v/ADDRESS:%d", q.Protocol, q.Port)
+		if q.Attach != "" {
+			how = "--destination"
+		}
+		return QuestionError{fmt.Errorf("limit %q has a bucket for each destination: use %s to name one", name, how)}
+	}
+	return nil
+}
+
+// keyedBy returns the name of a limit of f whose key has a field, or "".
+func keyedBy(p *shaper.Policy, f *shaper.Flow, field shaper.Fields) string {
 	for i := range p.Route(f).Limits().All {
-		if l := p.Limit(i); l.Key&shaper.KeyDestination != 0 {
+		if l := p.Limit(i); l.Key&field != 0 {
 			return l.Name
 		}
 	}

@@ -24,17 +24,21 @@ type Question struct {
 	Destination netip.Addr // of the packets; invalid when it was not given
 	DSCP        shaper.DSCP
 	Mark        uint32
+	Downstream  string // "" means the only one of the listener
+
+	// AnyBucket allows a question that does not say all that tells buckets apart.
+	AnyBucket bool
 }
 
 // Request is a question as users ask it: by the values of flags, or of a query string.
-type Request struct{ Source, To, Listener, Attach, Destination, DSCP, Mark string }
+type Request struct{ Source, To, Listener, Attach, Destination, DSCP, Mark, Downstream string }
 
 // A QuestionError reports a question that is invalid, or does not say enough.
 type QuestionError struct{ error }
 
 // Parse parses a question. Its errors are QuestionErrors, and name the flags of "explain".
 func Parse(ask Request) (*Question, error) {
-	q := &Question{Listener: ask.Listener, Attach: ask.Attach}
+	q := &Question{Listener: ask.Listener, Attach: ask.Attach, Downstream: ask.Downstream}
 	var err error
 	if q.Source, err = parseAddr("source", ask.Source); err != nil {
 		return nil, err
@@ -45,6 +49,8 @@ func Parse(ask Request) (*Question, error) {
 	switch {
 	case q.Attach != "" && q.Listener != "":
 		return nil, QuestionError{errors.New("--listener and --attach cannot be combined")}
+	case q.Attach != "" && q.Downstream != "":
+		return nil, QuestionError{errors.New("--downstream and --attach cannot be combined")}
 	case q.Attach != "" && q.Address.IsValid():
 		return nil, QuestionError{errors.New("--to: with --attach, use --destination to name the address")}
 	case q.Address.IsValid() && q.Source.Is4() != q.Address.Is4():

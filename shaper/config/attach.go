@@ -74,6 +74,10 @@ func checkListenerLimit(t table, limit *shaper.Limit) {
 	if limit.Key&shaper.KeyAttach != 0 {
 		t.errorf("key", "\"attach\" is unsupported at listeners; %s", instead)
 	}
+	if limit.Key&shaper.KeyDownstream != 0 && limit.CountsConnections() {
+		t.errorf("key", "\"downstream\" is unsupported with max_connections and new_connections, which are decided before a downstream is chosen: "+
+			"a downstream has a max_connections of its own, as in downstream = { address = \"10.0.0.5\", max_connections = 20 }")
+	}
 	switch udp := isUDPOnly(limit); {
 	case udp && limit.RefuseWith != shaper.RefuseDrop && limit.RefuseWith != shaper.RefuseReject:
 		t.errorf("refuse_with", "%q is for TCP: datagrams are refused with \"drop\" or \"reject\"", limit.RefuseWith)
@@ -121,6 +125,9 @@ func checkAttachmentLimit(t table, limit *shaper.Limit) {
 	}
 	if limit.Key&shaper.KeyListen != 0 {
 		t.errorf("key", "\"listen\" is unsupported at attachments: use \"attach\"")
+	}
+	if limit.Key&shaper.KeyDownstream != 0 {
+		t.errorf("key", "\"downstream\" is unsupported at attachments: use \"destination\"")
 	}
 	if limit.RefuseWith != shaper.RefuseReset && limit.RefuseWith != shaper.RefuseDrop {
 		t.errorf("refuse_with", "%q is unsupported at attachments: use \"reset\" or \"drop\"", limit.RefuseWith)

@@ -41,7 +41,7 @@ var limitKeys = keys{
 		doc: "Attributes that split the traffic: each combination of their values has its own bucket; `[]` is one " +
 			"bucket for all. `\"listen\"` is for listeners, `\"attach\"` for attachments. `\"asn\"` needs `[asn]` " +
 			"files; addresses that are not in them share AS 0. `\"destination\"` is the address that the source connects or sends to, and " +
-			"goes without `\"source\"`. At attachments a connection is the packets with " +
+			"goes without `\"source\"`. `\"downstream\"` is the chosen downstream of any listener, at listeners and for rates alone. At attachments a connection is the packets with " +
 			"the same addresses, ports and protocol.",
 	},
 	{
@@ -68,7 +68,7 @@ var limitKeys = keys{
 		omitZero: true,
 		doc: "One bucket for all hosts of the group in `[shared]`, for each key: together they stay within the rates " +
 			"and caps. Hosts borrow slots of `max_connections` from each other, so it may be less than `hosts`. At attachments each " +
-			"host has 1 / `hosts` of them, rounded down. Listeners and attachments in `match` or `key` need the " +
+			"host has 1 / `hosts` of them, rounded down. Listeners, attachments and downstreams in `match` or `key` need the " +
 			"same names on all hosts. An override counts on its host alone: hosts share parts of a limit, and " +
 			"each applies its parts to its own values.",
 	},
