@@ -178,6 +178,9 @@ func randomLimits(m *generator) []shaper.Limit {
 				l.Match.Port = append(l.Match.Port, shaper.PortRange{First: first, Last: first + uint16(m.Uint64N(uint64(min(math.MaxUint16-int(first), 20)+1)))})
 			}
 		}
+		for range m.IntN(3) * m.IntN(2) / 2 {
+			l.Match.Country = append(l.Match.Country, asn.Country(m.IntN(3)))
+		}
 		for range m.IntN(3) * m.IntN(2) {
 			l.Match.DSCP = append(l.Match.DSCP, m.dscp())
 		}
@@ -246,7 +249,13 @@ func asnTable(t testing.TB, m *generator) *asn.Table {
 	}
 	p := netip.MustParsePrefix("2001:db8::/56")
 	ranges = append(ranges, asn.Range{First: p.Addr(), Last: lastOf(p), ASN: uint32(1 + m.IntN(4))})
-	table, err := asn.New(ranges)
+	var countries []asn.CountryRange
+	for _, r := range ranges {
+		if m.IntN(3) > 0 {
+			countries = append(countries, asn.CountryRange{First: r.First, Last: r.Last, Country: 1 + asn.Country(m.IntN(2))})
+		}
+	}
+	table, err := asn.New(ranges, countries...)
 	if err != nil {
 		t.Fatal(err)
 	}

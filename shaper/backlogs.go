@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // Backlog is the backlog of one bucket in a form that does not depend on the process, to
@@ -18,7 +19,8 @@ type Backlog struct {
 	ASN            uint32
 	Port           uint16
 	Listen         string
-	Downstream     string `json:",omitempty"`
+	Downstream     string      `json:",omitempty"`
+	Country        asn.Country `json:",omitzero"` // code of two letters as a number
 	Bytes, Packets uint64
 
 	// Of a history of new connections, by a clock that goes on: when they have passed, or the number of a window, and those in
@@ -108,7 +110,7 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 
 // newBacklog returns that of a key of the limit with a state, with nothing in it yet.
 func (s *Shaper) newBacklog(k *Key, st *LimitState, listeners map[uint16]string) Backlog {
-	d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Port: k.Port, Listen: listeners[k.Origin]}
+	d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Country: k.Country, Port: k.Port, Listen: listeners[k.Origin]}
 	if k.Downstream != 0 {
 		d.Downstream = s.downstreams.name(k.Downstream)
 	}
@@ -126,7 +128,7 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 		if i < 0 {
 			continue
 		}
-		k := Key{Limit: p.states[i].ID, ASN: d.ASN, Port: d.Port}
+		k := Key{Limit: p.states[i].ID, ASN: d.ASN, Country: d.Country, Port: d.Port}
 		shape := &p.shapes[i]
 		if d.NewConnections {
 			k.Limit++

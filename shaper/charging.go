@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 const (
@@ -63,6 +64,7 @@ func (p *Policy) overlap(i, j int) bool {
 		overlaps(a.Match.Source, b.Match.Source, netip.Prefix.Overlaps) &&
 		overlaps(a.Match.Destination, b.Match.Destination, netip.Prefix.Overlaps) &&
 		overlaps(a.Match.ASN, b.Match.ASN, func(a, b uint32) bool { return a == b }) &&
+		overlaps(a.Match.Country, b.Match.Country, func(a, b asn.Country) bool { return a == b }) &&
 		overlaps(a.Match.Port, b.Match.Port, func(a, b PortRange) bool { return a.First <= b.Last && b.First <= a.Last }) &&
 		overlaps(a.Match.DSCP, b.Match.DSCP, func(a, b DSCP) bool { return a == b }) &&
 		overlaps(a.Match.Mark, b.Match.Mark, Mark.overlaps)
@@ -82,7 +84,7 @@ func (l *Limit) covers(o *Limit) bool {
 		key |= KeySource | KeyPort | KeyDestination
 	}
 	if key&KeySource != 0 {
-		key |= KeyASN // a prefix of two AS is rare, and shares a bucket then
+		key |= KeyASN | KeyCountry // a prefix of two AS is rare, and shares a bucket then
 	}
 	m, n := &l.Match, &o.Match
 	return l.Key&^key == 0 &&
@@ -93,6 +95,7 @@ func (l *Limit) covers(o *Limit) bool {
 		covers(m.Attach, n.Attach, func(a, b string) bool { return a == b }) &&
 		covers(m.Source, n.Source, containsPrefix) && covers(m.Destination, n.Destination, containsPrefix) &&
 		covers(m.ASN, n.ASN, func(a, b uint32) bool { return a == b }) &&
+		covers(m.Country, n.Country, func(a, b asn.Country) bool { return a == b }) &&
 		covers(m.Group, n.Group, func(a, b string) bool { return a == b }) &&
 		(!l.Except.Any() || reflect.DeepEqual(l.Except, o.Except)) &&
 		covers(m.DSCP, n.DSCP, func(a, b DSCP) bool { return a == b }) && covers(m.Mark, n.Mark, Mark.covers) &&

@@ -18,7 +18,7 @@ import (
 // naiveRoute compares every field of every limit with the flow.
 func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) (r Route, exempt Set) {
 	listener, attachment := w.originNames(f)
-	r.ASN = w.asn(p, table, f.Source)
+	r.ASN, r.Country = w.asn(p, table, f.Source), w.country(p, table, f.Source)
 	for i := range p.Len() {
 		l := p.Limit(i)
 		m := &l.Match
@@ -30,6 +30,7 @@ func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) (r Route, exemp
 			len(m.Source) > 0 && !slices.ContainsFunc(m.Source, func(p netip.Prefix) bool { return p.Contains(f.Source) }),
 			len(m.Destination) > 0 && !slices.ContainsFunc(m.Destination, func(p netip.Prefix) bool { return p.Contains(f.Destination) }),
 			len(m.ASN) > 0 && !slices.Contains(m.ASN, r.ASN),
+			len(m.Country) > 0 && !slices.Contains(m.Country, r.Country),
 			len(m.Group) > 0 && !w.inGroups(m.Group, f.Source, r.ASN),
 			len(m.Port) > 0 && !slices.ContainsFunc(m.Port, func(r PortRange) bool { return r.First <= f.Port && f.Port <= r.Last }),
 			len(m.DSCP) > 0 && !slices.Contains(m.DSCP, f.DSCP),
@@ -60,6 +61,16 @@ func (w *world) asn(p *Policy, table *asn.Table, source netip.Addr) uint32 {
 		if len(l.Match.ASN)+len(l.Except.ASN) > 0 || l.Key&KeyASN != 0 || used(l.Match.Group) || used(l.Except.Group) ||
 			slices.ContainsFunc(l.For, func(t Tier) bool { return used([]string{t.Group}) }) {
 			return table.Lookup(source)
+		}
+	}
+	return 0
+}
+
+// country returns the country of a source, or 0 if nothing in p depends on it.
+func (w *world) country(p *Policy, table *asn.Table, source netip.Addr) asn.Country {
+	for i := range p.Len() {
+		if l := p.Limit(i); len(l.Match.Country) > 0 || l.Key&KeyCountry != 0 {
+			return table.Country(source)
 		}
 	}
 	return 0

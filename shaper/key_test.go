@@ -55,6 +55,9 @@ func TestKey_ContainsOnlyItsFields(t *testing.T) {
 				if l.Key&(KeyListen|KeyAttach) != 0 {
 					want.Origin = p.origins[f.Origin].id
 				}
+				if l.Key&KeyCountry != 0 {
+					want.Country = table.Country(f.Source)
+				}
 				if l.Key&KeyDownstream != 0 {
 					want.Downstream = f.Downstream
 				}
@@ -160,6 +163,7 @@ func TestDescribe(t *testing.T) {
 		{KeyDestination, "192.0.2.1", 0, "destination 198.51.100.0/24"},
 		{KeyDestination | KeyPort, "192.0.2.1", 2, "destination 198.51.100.0/24, port 443"},
 		{KeyDownstream, "192.0.2.1", 0, "downstream [::2]:80"},
+		{KeyCountry, "192.0.2.1", 0, "country DE"},
 		{KeyAttach, "192.0.2.1", 2, "attach uplink"},
 		{KeyAttach, "192.0.2.1", 3, "attach none"},
 	} {
@@ -170,7 +174,7 @@ func TestDescribe(t *testing.T) {
 			}
 			p := mustCompile(t, New(1), []Limit{l}, listeners, Attachment{Name: "uplink"})
 			f := Flow{Source: netip.MustParseAddr(tt.source), Destination: netip.MustParseAddr("198.51.100.7"), Port: 443, Origin: tt.listen, Protocol: TCP, Downstream: p.DownstreamID("[::2]:80")}
-			if got := p.Describe(0, &f, Route{ASN: 64500}); got != tt.want {
+			if got := p.Describe(0, &f, Route{ASN: 64500, Country: 'D'<<8 | 'E'}); got != tt.want {
 				t.Errorf("Describe = %q, want %q", got, tt.want)
 			}
 		})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/asn"
 	"shaperd.dev/shaperd/shaper/quota"
 )
 
@@ -216,10 +217,11 @@ type Match struct {
 	Source      []netip.Prefix
 	Destination []netip.Prefix // packet plane only
 	ASN         []uint32
-	Group       []string    // names of groups of sources
-	Port        []PortRange // destination ports, as the source sees them
-	DSCP        []DSCP      // packet plane only, for limits that do not count connections
-	Mark        []Mark      // as DSCP, and not at XDP
+	Country     []asn.Country // of sources; 0 is unknown
+	Group       []string      // names of groups of sources
+	Port        []PortRange   // destination ports, as the source sees them
+	DSCP        []DSCP        // packet plane only, for limits that do not count connections
+	Mark        []Mark        // as DSCP, and not at XDP
 }
 
 // PortRange is the ports First to Last, both included.
@@ -274,11 +276,12 @@ const (
 	KeyAttach                         // attachment
 	KeyDestination                    // address that the source connects or sends to, masked to a prefix; not with KeySource
 	KeyDownstream                     // downstream, 0 if there is none; proxy plane only
+	KeyCountry                        // country of the source, 0 if unknown; proxy plane only
 )
 
 const keyAddress = KeySource | KeyDestination // a key has one
 
-var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach", "destination", "downstream"}
+var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach", "destination", "downstream", "country"}
 
 // FieldNames returns the names of the fields in configuration, in the order of
 // their bits.

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // newSuffix marks the name of a bucket of new connections.
@@ -41,6 +43,9 @@ func (p *Policy) ShareName(k Key) string {
 			return ""
 		}
 		b.WriteString("|origin=" + origin)
+	}
+	if l.Key&KeyCountry != 0 {
+		fmt.Fprintf(&b, "|country=%v", k.Country)
 	}
 	if l.Key&KeyDownstream != 0 {
 		b.WriteString("|downstream=" + p.downstreams.name(k.Downstream))
@@ -99,6 +104,12 @@ func (p *Policy) parseShareField(k *Key, limit int, field string) error {
 			return fmt.Errorf("no listener or attachment %q", value)
 		}
 		k.Origin = id
+	case "country":
+		c, err := asn.ParseCountry(value)
+		if err != nil {
+			return err
+		}
+		k.Country = c
 	case "downstream":
 		if k.Downstream = p.downstreams.find(value); k.Downstream == 0 {
 			return fmt.Errorf("no downstream %q", value)

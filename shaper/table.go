@@ -66,7 +66,7 @@ const (
 	minTag = 2
 
 	// keyBytes is the size of the fields of a Key; padding follows.
-	keyBytes = unsafe.Offsetof(Key{}.Downstream) + unsafe.Sizeof(Key{}.Downstream)
+	keyBytes = unsafe.Offsetof(Key{}.Country) + unsafe.Sizeof(Key{}.Country)
 )
 
 func newTable(keys int) *table {

@@ -8,7 +8,7 @@ import (
 
 // The tables that [Policy.Route] searches, for a plane that classifies by itself.
 // Addresses and ports are cut into segments: each is yielded with its start, the first
-// at 0, and ends before the next start. Adjacent segments differ in value. Tiers are left out.
+// at 0, and ends before the next start. Adjacent segments differ in value. Tiers and countries are left out.
 
 // Sources4 yields the segments of IPv4 source addresses, in host byte order.
 func (p *Policy) Sources4() iter.Seq2[uint32, Class] { return p.sources.all4 }
@@ -54,7 +54,7 @@ func yieldAll[A any](s *addresses, all iter.Seq2[A, uint32], yield func(A, Class
 	last := Class{Row: 1} // none
 	for start, i := range all {
 		class := s.classes[i]
-		class.Row, class.excepted = 0, 0
+		class.Row, class.Country, class.excepted = 0, 0, 0
 		if class == last {
 			continue
 		}

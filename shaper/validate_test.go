@@ -51,6 +51,7 @@ func TestValidate(t *testing.T) {
 		{"downstream", Limit{Rate: 8, Key: KeyDownstream | KeySource, IPv4Prefix: 32, IPv6Prefix: 64}, ""},
 		{"connections by downstream", Limit{MaxConnections: 1, Key: KeyDownstream}, `limit "l": key: downstream: unsupported with max_connections and new_connections, which are decided before a downstream is chosen`},
 		{"downstream at an attachment", Limit{Rate: 8, Key: KeyDownstream, Match: Match{Attach: attach}}, `limit "l": key: downstream: unsupported for attachments`},
+		{"country at an attachment", Limit{Rate: 8, Key: KeyCountry, Match: Match{Attach: attach}}, `limit "l": key: country: unsupported for attachments: match.country is supported`},
 		{"two addresses", Limit{Rate: 8, Key: KeySource | KeyDestination, IPv4Prefix: 32, IPv6Prefix: 64}, `limit "l": key: "source" and "destination" cannot be combined: a key has one address`},
 		{"no prefix of a destination", Limit{Rate: 8, Key: KeyDestination, IPv6Prefix: 64}, `limit "l": ipv4_prefix: /0: must be from 1 to 32`},
 		{"negative max_delay", Limit{Rate: 8, MaxDelay: -1}, `limit "l": max_delay: -1ns: must be from 0 to 1h0m0s`},

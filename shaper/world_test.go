@@ -141,6 +141,7 @@ func (w *world) limit(i int) Limit {
 			Protocol: Protocol(w.IntN(int(ICMP))),
 			Source:   some(w, 5, w.prefix),
 			ASN:      some(w, 4, func() uint32 { return w.Uint32N(12) }),
+			Country:  some(w, 1, func() asn.Country { return asn.Country(w.IntN(4)) }),
 			Group:    some(w, 2, w.group),
 			Port: some(w, 4, func() PortRange {
 				a, b := w.port(), w.port()
@@ -185,7 +186,7 @@ func (w *world) limit(i int) Limit {
 	if w.IntN(4) == 0 {
 		l.Match.Protocol, l.Match.Port = ICMP, nil
 	}
-	l.Key &^= KeyListen | KeyDownstream
+	l.Key &^= KeyListen | KeyDownstream | KeyCountry
 	l.Key |= Fields(w.IntN(2)) * KeyAttach
 	return l
 }
@@ -230,6 +231,7 @@ func (w *world) limits(n int) (limits []Limit) {
 // table cuts prefixes at each other's edges and gives the pieces AS numbers.
 func (w *world) table(t testing.TB) *asn.Table {
 	var ranges []asn.Range
+	var countries []asn.CountryRange
 	for _, is4 := range []bool{true, false} {
 		var edges []netip.Addr
 		for range 20 {
@@ -242,9 +244,12 @@ func (w *world) table(t testing.TB) *asn.Table {
 		edges = slices.Compact(edges)
 		for i := 0; i+1 < len(edges); i += 2 {
 			ranges = append(ranges, asn.Range{First: edges[i], Last: edges[i+1], ASN: 1 + w.Uint32N(10)})
+			if w.IntN(2) == 0 {
+				countries = append(countries, asn.CountryRange{First: edges[i], Last: edges[i+1], Country: 1 + asn.Country(w.IntN(3))})
+			}
 		}
 	}
-	table, err := asn.New(ranges)
+	table, err := asn.New(ranges, countries...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -128,6 +128,9 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Ques
 	case len(c.ASN.Files) > 0:
 		fmt.Fprint(e.stdout, ", unknown AS")
 	}
+	if x.Country != "" {
+		fmt.Fprintf(e.stdout, ", country %s", x.Country)
+	}
 	fmt.Fprintln(e.stdout)
 	if text := exemptText(x.Exempt); text != "" {
 		fmt.Fprintln(e.stdout, text)
@@ -205,6 +208,9 @@ func addHere(buckets []api.LimitBucket, limits []api.Limit) {
 func printExplanation(p *term.Printer, x api.Explanation) {
 	if as := asnLabel(x.ASN, x.ASName); as != "" {
 		p.Line("%s", as)
+	}
+	if x.Country != "" {
+		p.Line("country %s", api.Printable(x.Country))
 	}
 	if x.Hold != nil {
 		p.Line("%s", p.Red(holdText(x.Listener, x.Waiting, x.Hold)))

@@ -1,8 +1,15 @@
 package cli
 
 import (
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/maxmind/mmdbwriter"
+	"github.com/maxmind/mmdbwriter/mmdbtype"
 )
 
 // TestExplain_Keys asks about flows whose buckets other things than the source tell apart.
@@ -77,5 +84,55 @@ rate  = "1Mbit/s"
 				t.Errorf("%s: %s\nwant %s", tt.args, out, tt.output)
 			}
 		})
+	}
+}
+
+// Countries are read from an MMDB when a limit has to do with them.
+func TestExplain_Countries(t *testing.T) {
+	tree, err := mmdbwriter.New(mmdbwriter.Options{DatabaseType: "Example-Country", IncludeReservedNetworks: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, network, _ := net.ParseCIDR("192.0.2.0/24")
+	if err := tree.Insert(network, mmdbtype.Map{"country": mmdbtype.Map{"iso_code": mmdbtype.String("DE")}}); err != nil {
+		t.Fatal(err)
+	}
+	db, err := os.Create(filepath.Join(t.TempDir(), "country.mmdb"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := tree.WriteTo(db); err != nil {
+		t.Fatal(err)
+	}
+	file := writeConfig(t, "", `
+[asn]
+files = "`+db.Name()+`"
+[[listen]]
+name       = "web"
+address    = "tcp://127.0.0.1:8080"
+downstream = "10.0.0.1:80"
+[[limit]]
+name = "per-country"
+key  = "country"
+rate = "1MB/s"
+[[limit]]
+name  = "abroad"
+match = { country = "unknown" }
+rate  = "1MB/s"
+`)
+	for source, want := range map[string][]string{
+		"192.0.2.7":    {"country DE\n", "per-country  country DE "},
+		"198.51.100.1": {"unknown AS\n", "per-country  country unknown ", "abroad "},
+	} {
+		out, _, err := command(t, "explain", "--config", file, "--source", source, "--to", "tcp/8080")
+		for _, text := range want {
+			if err != nil || !strings.Contains(out, text) {
+				t.Errorf("%v, %q is not in:\n%s", err, text, out)
+			}
+		}
+		if is := strings.Contains(out, "abroad"); is != slices.Contains(want, "abroad ") {
+			t.Errorf("limit abroad: %v for %s", is, source)
+		}
 	}
 }

@@ -50,6 +50,9 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 		x.ASN = p.ASN(q.Source)
 	}
 	x.ASName = p.ASName(x.ASN)
+	if country := p.Country(q.Source); country != 0 {
+		x.Country = country.String()
+	}
 	for i := range p.Exempt(f).All {
 		x.Exempt = append(x.Exempt, p.Limit(i).Name)
 	}

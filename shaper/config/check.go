@@ -292,6 +292,12 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 	if len(l.asnFiles) == 0 && len(limit.Match.ASN) > 0 {
 		l.add(match.child("asn"), "asn: missing [asn] files")
 	}
+	if len(l.asnFiles) == 0 && len(limit.Match.Country) > 0 {
+		l.add(match.child("country"), "country: missing [asn] files")
+	}
+	if len(l.asnFiles) == 0 && limit.Key&shaper.KeyCountry != 0 {
+		t.errorf("key", "\"country\": missing [asn] files")
+	}
 	if len(l.asnFiles) == 0 && len(limit.Except.ASN) > 0 {
 		l.add(t.at.child("except").child("asn"), "asn: missing [asn] files")
 	}
