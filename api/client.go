@@ -162,6 +162,7 @@ type ExplainQuery struct {
 	Destination netip.Addr // only for packets; may be invalid
 	DSCP        string     // only for packets: "ef", or "46"; "" is 0
 	Mark        string     // only for packets: "0x10"; "" is 0
+	TLV         string     // type and value in the PROXY header, as "0xE0=tenant-7"; "" is none
 	Downstream  string     // needed if the listener has several, and a limit a bucket for each
 }
 
@@ -172,7 +173,7 @@ func (c *Client) Explain(ctx context.Context, q ExplainQuery) (Explanation, erro
 		destination = q.Destination.String()
 	}
 	return get[Explanation](ctx, c, "/explain",
-		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination, "dscp", q.DSCP, "mark", q.Mark, "downstream", q.Downstream))
+		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination, "dscp", q.DSCP, "mark", q.Mark, "downstream", q.Downstream, "tlv", q.TLV))
 }
 
 // SetLimit overrides keys of a limit, and returns the limit.

@@ -20,7 +20,8 @@ type Backlog struct {
 	Port           uint16
 	Listen         string
 	Downstream     string      `json:",omitempty"`
-	Country        asn.Country `json:",omitzero"` // code of two letters as a number
+	TLV            uint64      `json:",omitempty"` // hash
+	Country        asn.Country `json:",omitzero"`  // code of two letters as a number
 	Bytes, Packets uint64
 
 	// Of a history of new connections, by a clock that goes on: when they have passed, or the number of a window, and those in
@@ -110,7 +111,7 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 
 // newBacklog returns that of a key of the limit with a state, with nothing in it yet.
 func (s *Shaper) newBacklog(k *Key, st *LimitState, listeners map[uint16]string) Backlog {
-	d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Country: k.Country, Port: k.Port, Listen: listeners[k.Origin]}
+	d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Country: k.Country, TLV: k.TLV, Port: k.Port, Listen: listeners[k.Origin]}
 	if k.Downstream != 0 {
 		d.Downstream = s.downstreams.name(k.Downstream)
 	}
@@ -128,7 +129,7 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 		if i < 0 {
 			continue
 		}
-		k := Key{Limit: p.states[i].ID, ASN: d.ASN, Country: d.Country, Port: d.Port}
+		k := Key{Limit: p.states[i].ID, ASN: d.ASN, Country: d.Country, TLV: d.TLV, Port: d.Port}
 		shape := &p.shapes[i]
 		if d.NewConnections {
 			k.Limit++

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/asn"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -91,23 +92,30 @@ func TestRestore_ForgetsDrainedBacklogs(t *testing.T) {
 	}
 }
 
-// Buckets by destination and by downstream have their backlog in the next process, in which downstreams have other numbers.
-func TestRestore_DestinationAndDownstream(t *testing.T) {
+// Buckets by other things than the source have their backlog in the next process, in which downstreams have other numbers.
+func TestRestore_Keys(t *testing.T) {
 	limits := []shaper.Limit{
 		{Name: "destination", Key: shaper.KeyDestination, IPv4Prefix: 32, IPv6Prefix: 128, Rate: 8e3, MaxDelay: time.Hour},
 		{Name: "downstream", Key: shaper.KeyDownstream, Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "country", Key: shaper.KeyCountry, Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "tlv", Key: shaper.KeyTLV, TLV: 0xe0, Rate: 8e3, MaxDelay: time.Hour},
+	}
+	home := asn.CountryRange{First: netip.MustParseAddr("192.0.2.0"), Last: netip.MustParseAddr("192.0.2.255"), Country: 'D'<<8 | 'E'}
+	table, err := asn.New(nil, home)
+	if err != nil {
+		t.Fatal(err)
 	}
 	a, b := shaper.Downstream{Host: "10.0.0.1"}, shaper.Downstream{Host: "10.0.0.2", Port: 80}
 	process := func(downstreams ...shaper.Downstream) (*shaper.Shaper, *shaper.Policy, *shaper.Flow) {
 		s := shaper.New(100)
-		p, err := s.Compile(limits, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}, Downstream: downstreams}}, nil, nil, false)
+		p, err := s.Compile(limits, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}, Downstream: downstreams}}, nil, table, false)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.Swap(p, leaky.Second)
 		return s, p, &shaper.Flow{
 			Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddr("198.51.100.1"), Protocol: shaper.TCP,
-			Origin: p.ListenerIndex("l"), Downstream: p.DownstreamID(b.Name()),
+			Origin: p.ListenerIndex("l"), Downstream: p.DownstreamID(b.Name()), TLVs: []shaper.TLV{s.NewTLV(0xe0, []byte("tenant-7"))},
 		}
 	}
 	s, p, f := process(a, b)
@@ -120,6 +128,9 @@ func TestRestore_DestinationAndDownstream(t *testing.T) {
 	next.Restore(q, s.Backlogs(10, leaky.Second), 0, leaky.Second)
 	for i := range q.Len() {
 		bucket, _ := next.Peek(q.Key(i, g, q.Route(g)), leaky.Second)
+		if k := q.Key(i, g, q.Route(g)); k == (shaper.Key{Limit: k.Limit}) {
+			t.Errorf("the key of limit %s is empty: this tests nothing", q.Limit(i).Name)
+		}
 		if bytes, _ := bucket.Backlog(q.Shape(i), leaky.Second); bytes != 5000 {
 			t.Errorf("limit %s: %s has a backlog of %d bytes, want 5000", q.Limit(i).Name, q.Describe(i, g, q.Route(g)), bytes)
 		}

@@ -14,6 +14,7 @@ import (
 type Key struct {
 	Address    [16]byte // source or destination, masked; IPv4 as IPv4-mapped
 	Connection uint64
+	TLV        uint64 // Hash of it
 	Limit      uint32 // LimitState.ID, or ID+1 for new connections
 	ASN        uint32
 	Port       uint16
@@ -43,6 +44,9 @@ func (p *Policy) Key(i int, f *Flow, r Route) Key {
 	}
 	if l.Key&KeyCountry != 0 {
 		k.Country = r.Country
+	}
+	if l.Key&KeyTLV != 0 {
+		k.TLV = f.tlv(l.TLV)
 	}
 	if l.Key&KeyDownstream != 0 {
 		k.Downstream = f.Downstream
@@ -125,6 +129,7 @@ func (p *Policy) DescribeKey(i int, k Key) string {
 	add(KeyAttach, "attach %s", name)
 	add(KeyCountry, "country %v", k.Country)
 	add(KeyDownstream, "downstream %s", p.downstreams.name(k.Downstream))
+	add(KeyTLV, TLVName(l.TLV)+" %s", p.tlvNames.text(k.TLV))
 	switch {
 	case l.Key&KeyConnection == 0:
 	case k.Connection == 0:

@@ -58,6 +58,11 @@ func TestKey_ContainsOnlyItsFields(t *testing.T) {
 				if l.Key&KeyCountry != 0 {
 					want.Country = table.Country(f.Source)
 				}
+				if l.Key&KeyTLV != 0 {
+					if i := slices.IndexFunc(f.TLVs, func(v TLV) bool { return v.Type == l.TLV }); i >= 0 {
+						want.TLV = f.TLVs[i].Hash
+					}
+				}
 				if l.Key&KeyDownstream != 0 {
 					want.Downstream = f.Downstream
 				}

@@ -2,6 +2,7 @@ package shaper
 
 import (
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -45,8 +46,9 @@ type Limit struct {
 	// Key splits the matched traffic; each distinct key has a bucket and a
 	// connection count of its own. The zero Fields is one bucket for all.
 	Key        Fields
-	IPv4Prefix int // bits of an IPv4 source or destination in the key, 1 to 32
-	IPv6Prefix int // bits of an IPv6 source or destination in the key, 1 to 128
+	TLV        uint8 // type of the value in the PROXY protocol header that is in the key, with KeyTLV
+	IPv4Prefix int   // bits of an IPv4 source or destination in the key, 1 to 32
+	IPv6Prefix int   // bits of an IPv6 source or destination in the key, 1 to 128
 
 	// Shared is one bucket per key for all hosts of a group, in either plane: each host
 	// may use parts of it, as its Lease says.
@@ -277,11 +279,12 @@ const (
 	KeyDestination                    // address that the source connects or sends to, masked to a prefix; not with KeySource
 	KeyDownstream                     // downstream, 0 if there is none; proxy plane only
 	KeyCountry                        // country of the source, 0 if unknown; proxy plane only
+	KeyTLV                            // Limit.TLV in the PROXY header, 0 if there is none; proxy plane only
 )
 
 const keyAddress = KeySource | KeyDestination // a key has one
 
-var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach", "destination", "downstream", "country"}
+var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach", "destination", "downstream", "country", "tlv"}
 
 // FieldNames returns the names of the fields in configuration, in the order of
 // their bits.
@@ -299,6 +302,18 @@ func (f Fields) String() string {
 	}
 	return strings.Join(names, ",")
 }
+
+// KeyText returns the fields of the key of l as in configuration: "source,tlv:0xe0".
+func (l *Limit) KeyText() string {
+	text := l.Key.String()
+	if l.Key&KeyTLV != 0 {
+		text = strings.Replace(text, fieldNames[bits.TrailingZeros16(uint16(KeyTLV))], TLVName(l.TLV), 1)
+	}
+	return text
+}
+
+// TLVName returns a type of values in PROXY headers as in keys: "tlv:0xe0".
+func TLVName(tlvType uint8) string { return fmt.Sprintf("tlv:%#02x", tlvType) }
 
 // Scheduling is the scheduling of a bucket's queue.
 type Scheduling uint8

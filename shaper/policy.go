@@ -39,6 +39,7 @@ type Flow struct {
 	DSCP        DSCP   // packet plane only
 	Mark        uint32 // packet plane only
 	Downstream  uint16 // DownstreamID, or 0 while none is chosen; proxy plane only
+	TLVs        []TLV  // up to MaxTLVs, of the PROXY header; proxy plane only
 	Connection  uint64 // unique ID
 }
 
@@ -67,6 +68,7 @@ type Policy struct {
 	newConns         []leaky.Shape // in packets
 	states           []*LimitState
 	downstreams      *names
+	tlvNames         *tlvNames
 	asns             *asn.Table
 	sources          addresses
 	destinations     addresses
@@ -121,7 +123,7 @@ func (s *Shaper) Compile(limits []Limit, listeners []Listener, attachments []Att
 	if err := s.checkOrigins(listeners, attachments); err != nil {
 		return nil, err
 	}
-	p := &Policy{limits: slices.Clone(limits), asns: table, downstreams: s.downstreams, listenerIndex: map[string]uint16{}, attachmentIndex: map[string]uint16{}}
+	p := &Policy{limits: slices.Clone(limits), asns: table, downstreams: s.downstreams, tlvNames: s.tlvNames, listenerIndex: map[string]uint16{}, attachmentIndex: map[string]uint16{}}
 	slices.SortFunc(p.limits, func(a, b Limit) int {
 		return cmp.Or(cmp.Compare(b.specificity(), a.specificity()), cmp.Compare(a.Name, b.Name))
 	})
@@ -231,7 +233,7 @@ func (l *Limit) specificity() int {
 	if l.Key&keyAddress != 0 {
 		n += (l.IPv4Prefix + l.IPv6Prefix) << 3
 	}
-	for _, f := range []Fields{KeyPort, KeyASN, KeyListen, KeyAttach, KeyDownstream, KeyCountry} {
+	for _, f := range []Fields{KeyPort, KeyASN, KeyListen, KeyAttach, KeyDownstream, KeyCountry, KeyTLV} {
 		if l.Key&f != 0 {
 			n += 1 << 8
 		}

@@ -21,7 +21,7 @@ func (p *Policy) CountsSameKeys(q *Policy) bool {
 		if len(a.Match.Group)+len(a.Except.Group) > 0 { // whose sources may have changed
 			return false
 		}
-		same = a.Name == b.Name && a.SlotFor.InTurns() == b.SlotFor.InTurns() && a.Key == b.Key && a.IPv4Prefix == b.IPv4Prefix && a.IPv6Prefix == b.IPv6Prefix &&
+		same = a.Name == b.Name && a.SlotFor.InTurns() == b.SlotFor.InTurns() && a.Key == b.Key && a.TLV == b.TLV && a.IPv4Prefix == b.IPv4Prefix && a.IPv6Prefix == b.IPv6Prefix &&
 			a.Direction == b.Direction && reflect.DeepEqual(a.Match, b.Match) && reflect.DeepEqual(a.Except, b.Except) && (!byTable || p.asns == q.asns)
 	}
 	return false

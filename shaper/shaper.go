@@ -15,6 +15,7 @@ type Shaper struct {
 	policy      atomic.Pointer[Policy]
 	talkers     talkers
 	downstreams *names
+	tlvNames    *tlvNames
 
 	mu            sync.Mutex // protects all below
 	table         *table
@@ -35,6 +36,7 @@ func New(keys int) *Shaper {
 		listeners:     map[string]*ListenerState{},
 		attachmentIDs: map[string]uint16{},
 		downstreams:   &names{byName: map[string]uint16{}},
+		tlvNames:      new(tlvNames),
 	}
 	empty, _ := s.Compile(nil, nil, nil, nil, false) // an empty policy is valid
 	s.policy.Store(empty)

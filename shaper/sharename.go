@@ -47,6 +47,9 @@ func (p *Policy) ShareName(k Key) string {
 	if l.Key&KeyCountry != 0 {
 		fmt.Fprintf(&b, "|country=%v", k.Country)
 	}
+	if l.Key&KeyTLV != 0 {
+		fmt.Fprintf(&b, "|tlv=%016x", k.TLV)
+	}
 	if l.Key&KeyDownstream != 0 {
 		b.WriteString("|downstream=" + p.downstreams.name(k.Downstream))
 	}
@@ -104,6 +107,12 @@ func (p *Policy) parseShareField(k *Key, limit int, field string) error {
 			return fmt.Errorf("no listener or attachment %q", value)
 		}
 		k.Origin = id
+	case "tlv":
+		hash, err := strconv.ParseUint(value, 16, 64)
+		if err != nil {
+			return err
+		}
+		k.TLV = hash
 	case "country":
 		c, err := asn.ParseCountry(value)
 		if err != nil {

@@ -48,7 +48,6 @@ type tableLimit struct {
 type slot struct {
 	key    Key
 	bucket leaky.Bucket
-	_      [8]byte
 }
 
 const (

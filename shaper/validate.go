@@ -176,6 +176,9 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 				bad("match.port", "invalid range %d-%d", r.First, r.Last)
 			}
 		}
+		if l.TLV != 0 && l.Key&KeyTLV == 0 {
+			bad("key", "the type of a TLV has no effect without tlv")
+		}
 		if l.Key&keyAddress == keyAddress {
 			bad("key", "\"source\" and \"destination\" cannot be combined: a key has one address")
 		}
@@ -312,6 +315,9 @@ func (l *Limit) validateInPacketPlane(attachments []Attachment, counting map[str
 	}
 	if l.Key&KeyDownstream != 0 {
 		bad("key", "downstream: unsupported for attachments")
+	}
+	if l.Key&KeyTLV != 0 {
+		bad("key", "tlv: unsupported for attachments")
 	}
 	if l.Key&KeyCountry != 0 {
 		bad("key", "country: unsupported for attachments: match.country is supported")

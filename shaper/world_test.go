@@ -161,6 +161,9 @@ func (w *world) limit(i int) Limit {
 	l.Except.Group = slices.DeleteFunc(l.Except.Group, func(name string) bool { return name == "" })
 	l.Match.Group = slices.DeleteFunc(l.Match.Group, func(name string) bool { return name == "" })
 	l.Key &^= KeyAttach
+	if l.Key&KeyTLV != 0 {
+		l.TLV = uint8(1 + w.IntN(3))
+	}
 	if l.Key&keyAddress == keyAddress {
 		l.Key &^= []Fields{KeySource, KeyDestination}[w.IntN(2)]
 	}
@@ -186,7 +189,8 @@ func (w *world) limit(i int) Limit {
 	if w.IntN(4) == 0 {
 		l.Match.Protocol, l.Match.Port = ICMP, nil
 	}
-	l.Key &^= KeyListen | KeyDownstream | KeyCountry
+	l.Key &^= KeyListen | KeyDownstream | KeyCountry | KeyTLV
+	l.TLV = 0
 	l.Key |= Fields(w.IntN(2)) * KeyAttach
 	return l
 }
@@ -260,6 +264,9 @@ func (w *world) flow() *Flow {
 	f := &Flow{
 		Source: w.source(), Destination: w.source(), Port: w.port(), Origin: uint16(w.IntN(len(w.listeners) + 1)),
 		Protocol: TCP + Protocol(w.IntN(2)), Downstream: uint16(w.IntN(3)), Connection: w.Uint64(),
+	}
+	for range w.IntN(3) {
+		f.TLVs = append(f.TLVs, TLV{uint8(1 + w.IntN(3)), 1 + w.Uint64N(3)})
 	}
 	if w.IntN(2) == 0 {
 		f.Origin = uint16(len(w.listeners) + 1 + w.IntN(len(w.attachments)+1))

@@ -42,6 +42,16 @@ name  = "per-server"
 match = { listen = ["web", "plcs"], port = 8080 }
 key   = "downstream"
 rate  = "1MB/s"
+[[listen]]
+name              = "behind"
+address           = "tcp://127.0.0.1:9090"
+downstream        = "10.0.0.1:80"
+accept_proxy_from = "10.0.0.9"
+[[limit]]
+name  = "per-tenant"
+match = { listen = "behind" }
+key   = ["tlv:0xE0", "port"]
+rate  = "1MB/s"
 [[limit]]
 name  = "voice"
 match = { attach = "plant", port = 5060, dscp = ["ef", "af41"] }
@@ -65,6 +75,10 @@ rate  = "1Mbit/s"
 		{"downstream", "--to tcp/8080 --downstream 10.0.0.2:80", "downstream 10.0.0.2:80"},
 		{"unknown downstream", "--to tcp/8080 --downstream 10.0.0.2", `listener "web" has no downstream "10.0.0.2": it has 10.0.0.1:80, 10.0.0.2:80`},
 		{"downstream of packets", "--attach plant --to tcp/502 --downstream 10.0.0.2:80", "--downstream and --attach cannot be combined"},
+		{"TLV", "--to tcp/9090 --tlv 0xE0=tenant-7", `port 9090, tlv:0xe0 "tenant-7"`},
+		{"TLV of another type", "--to tcp/9090 --tlv 0xE1=tenant-7", "port 9090, tlv:0xe0 none"},
+		{"no TLV", "--to tcp/9090", "port 9090, tlv:0xe0 none"},
+		{"bad TLV", "--to tcp/9090 --tlv tenant-7", `--tlv "tenant-7": must be a type and a value`},
 		{"DSCP", "--attach plant --to tcp/5060 --dscp EF", "tcp/5060, dscp ef: attachment"},
 		{"limit of a DSCP", "--attach plant --to tcp/5060 --dscp 34", "\nvoice "},
 		{"no limit of the default DSCP and mark", "--attach plant --to tcp/5060", "No limit matches"},

@@ -32,6 +32,9 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 			return nil, err
 		}
 		x.Listener, f.Origin, f.Destination = l.Name, p.ListenerIndex(l.Name), q.addressAt(l)
+		if q.TLVType != 0 {
+			f.TLVs = []shaper.TLV{p.NewTLV(q.TLVType, []byte(q.TLV))}
+		}
 		if f.Downstream, err = q.downstreamAt(l, p); err != nil {
 			return nil, err
 		}

@@ -25,13 +25,15 @@ type Question struct {
 	DSCP        shaper.DSCP
 	Mark        uint32
 	Downstream  string // "" means the only one of the listener
+	TLVType     uint8  // of a value in the PROXY header, 0 without one
+	TLV         string // the value
 
 	// AnyBucket allows a question that does not say all that tells buckets apart.
 	AnyBucket bool
 }
 
 // Request is a question as users ask it: by the values of flags, or of a query string.
-type Request struct{ Source, To, Listener, Attach, Destination, DSCP, Mark, Downstream string }
+type Request struct{ Source, To, Listener, Attach, Destination, DSCP, Mark, Downstream, TLV string }
 
 // A QuestionError reports a question that is invalid, or does not say enough.
 type QuestionError struct{ error }
@@ -60,6 +62,17 @@ func Parse(ask Request) (*Question, error) {
 		if f.value != "" && ask.Attach == "" {
 			return nil, QuestionError{fmt.Errorf("--%s requires --attach", f.flag)}
 		}
+	}
+	if ask.TLV != "" {
+		number, value, ok := strings.Cut(ask.TLV, "=")
+		n, err := strconv.ParseUint(number, 0, 8)
+		switch {
+		case !ok || err != nil || n == 0:
+			return nil, QuestionError{fmt.Errorf("--tlv %q: must be a type and a value, such as 0xE0=tenant-7", ask.TLV)}
+		case q.Attach != "":
+			return nil, QuestionError{errors.New("--tlv and --attach cannot be combined")}
+		}
+		q.TLVType, q.TLV = uint8(n), value
 	}
 	if ask.DSCP != "" {
 		if q.DSCP, err = shaper.ParseDSCP(ask.DSCP); err != nil {

@@ -129,6 +129,9 @@ func checkAttachmentLimit(t table, limit *shaper.Limit) {
 	if limit.Key&shaper.KeyDownstream != 0 {
 		t.errorf("key", "\"downstream\" is unsupported at attachments: use \"destination\"")
 	}
+	if limit.Key&shaper.KeyTLV != 0 {
+		t.errorf("key", "%q is unsupported at attachments: a PROXY header is for listeners", shaper.TLVName(limit.TLV))
+	}
 	if limit.Key&shaper.KeyCountry != 0 {
 		t.errorf("key", "\"country\" is unsupported at attachments: match.country is supported there")
 	}

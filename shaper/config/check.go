@@ -311,6 +311,20 @@ func checkKey(t table, limit shaper.Limit) {
 	if address := shaper.KeySource | shaper.KeyDestination; limit.Key&address == address {
 		t.errorf("key", "\"source\" and \"destination\" cannot be combined: a key has one address; make it two limits")
 	}
+	if t.tlvs() > 1 {
+		t.errorf("key", "more than one \"tlv\": a key has one; make it two limits")
+	}
+}
+
+// tlvs returns how many attributes of a key are TLVs.
+func (t table) tlvs() (n int) {
+	list, _ := elements(t.values["key"])
+	for _, e := range list {
+		if s, ok := e.(string); ok && strings.HasPrefix(s, "tlv:") {
+			n++
+		}
+	}
+	return n
 }
 
 // checkReach reports limits, and ports of limits, that no traffic can match.
@@ -356,6 +370,12 @@ func (l *loader) checkReach(t table, limit shaper.Limit) {
 		if !slices.ContainsFunc(selected, func(a shaper.Address) bool { return intersects(a.Ports, ports) }) {
 			l.add(match.child("port").elem(i), fmt.Sprintf("port: no matched listener has port %s", ports))
 		}
+	}
+	accepts := func(listen shaper.Listener) bool {
+		return len(listen.AcceptProxyFrom) > 0 && (len(m.Listen) == 0 || slices.Contains(m.Listen, listen.Name))
+	}
+	if limit.Key&shaper.KeyTLV != 0 && !slices.ContainsFunc(l.c.Listen, accepts) {
+		t.errorf("key", "%q: no matched listener has accept_proxy_from, so no connection has one", shaper.TLVName(limit.TLV))
 	}
 	if limit.RefuseWith == shaper.RefuseReject && !slices.ContainsFunc(met, func(a shaper.Address) bool { return a.Protocol == shaper.UDP }) {
 		t.errorf("refuse_with", "\"reject\" is for UDP, and no matched listener has a udp address; use \"reset\" or \"close\"")

@@ -26,7 +26,7 @@ var limitKeys = keys{
 		doc:   "Sources that the limit does not apply to: those of any of these.",
 	},
 	{
-		name: "key", typ: arrayType(`string such as "source"`, valueType{enumNames: shaper.FieldNames()}, parseField, asText), def: "[]",
+		name: "key", typ: arrayType(`string such as "source"`, valueType{enumNames: keyNames, example: tlvExample, pattern: `^tlv:(0x)?[0-9A-Fa-f]+$`}, parseField, asText), def: "[]",
 		field: keyField,
 		text: on(func(l *shaper.Limit) string {
 			switch {
@@ -35,12 +35,13 @@ var limitKeys = keys{
 			case l.Key == 0:
 				return "one bucket for all"
 			}
-			return strings.ReplaceAll(l.Key.String(), ",", ", ")
+			return strings.ReplaceAll(l.KeyText(), ",", ", ")
 		}),
 		doc: "Attributes that split the traffic: each combination of their values has its own bucket; `[]` is one " +
 			"bucket for all. `\"listen\"` is for listeners, `\"attach\"` for attachments. `\"asn\"` needs `[asn]` " +
 			"files; addresses that are not in them share AS 0. `\"destination\"` is the address that the source connects or sends to, and " +
-			"goes without `\"source\"`. `\"downstream\"` is the chosen downstream of any listener, at listeners and for rates alone. `\"country\"`, at listeners, needs a file of `[asn]` that has countries; those that are unknown share a bucket. At attachments a connection is the packets with " +
+			"goes without `\"source\"`. `\"downstream\"` is the chosen downstream of any listener, at listeners and for rates alone. `\"country\"`, at listeners, needs a file of `[asn]` that has countries; those that are unknown share a bucket. `\"tlv:0xE0\"` is the value of that type " +
+			"in the PROXY header, version 2, from a proxy in `accept_proxy_from`; connections without one share a bucket. At attachments a connection is the packets with " +
 			"the same addresses, ports and protocol.",
 	},
 	{
@@ -286,17 +287,23 @@ var overrideKeys = func() keys {
 // keyField is the set of attributes in the key of a limit, as a list.
 var keyField = field{
 	get: on(func(l *shaper.Limit) any {
-		var fields []shaper.Fields
+		var all []keyAttribute
 		for i := range shaper.FieldNames() {
-			if f := shaper.Fields(1 << i); l.Key&f != 0 {
-				fields = append(fields, f)
+			a := keyAttribute{field: 1 << i}
+			if a.field == shaper.KeyTLV {
+				a.tlv = l.TLV
+			}
+			if l.Key&a.field != 0 {
+				all = append(all, a)
 			}
 		}
-		return fields
+		return all
 	}),
 	set: func(record, value any) {
-		for _, f := range value.([]shaper.Fields) {
-			record.(*shaper.Limit).Key |= f
+		l := record.(*shaper.Limit)
+		for _, a := range value.([]keyAttribute) {
+			l.Key |= a.field
+			l.TLV = max(l.TLV, a.tlv)
 		}
 	},
 }
