@@ -49,7 +49,7 @@ func (f *Flow) tlv(tlvType uint8) uint64 {
 // concurrent use, and takes up to 400 kB.
 type tlvNames struct {
 	mu    sync.Mutex
-	texts [tlvTexts]tlvText
+	texts []tlvText // nil before the first
 }
 
 type tlvText struct {
@@ -67,6 +67,9 @@ func (n *tlvNames) add(tlvType uint8, value []byte) TLV {
 	hash := HashTLV(tlvType, value)
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.texts == nil {
+		n.texts = make([]tlvText, tlvTexts)
+	}
 	if at := &n.texts[hash%tlvTexts]; at.hash != hash {
 		*at = tlvText{hash, string(value[:min(len(value), maxTLVText)])}
 	}
@@ -80,8 +83,8 @@ func (n *tlvNames) text(hash uint64) string {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if at := n.texts[hash%tlvTexts]; at.hash == hash {
-		return strconv.QuoteToASCII(at.text)
+	if n.texts != nil && n.texts[hash%tlvTexts].hash == hash {
+		return strconv.QuoteToASCII(n.texts[hash%tlvTexts].text)
 	}
 	return fmt.Sprintf("#%016x", hash)
 }
