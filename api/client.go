@@ -162,6 +162,7 @@ type ExplainQuery struct {
 	Destination netip.Addr // only for packets; may be invalid
 	DSCP        string     // only for packets: "ef", or "46"; "" is 0
 	Mark        string     // only for packets: "0x10"; "" is 0
+	Cgroup      string     // of the local process that sends packets: "/system.slice/x.service"; "" is none
 	TLV         string     // type and value in the PROXY header, as "0xE0=tenant-7"; "" is none
 	Downstream  string     // needed if the listener has several, and a limit a bucket for each
 }
@@ -173,7 +174,7 @@ func (c *Client) Explain(ctx context.Context, q ExplainQuery) (Explanation, erro
 		destination = q.Destination.String()
 	}
 	return get[Explanation](ctx, c, "/explain",
-		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination, "dscp", q.DSCP, "mark", q.Mark, "downstream", q.Downstream, "tlv", q.TLV))
+		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination, "dscp", q.DSCP, "mark", q.Mark, "downstream", q.Downstream, "tlv", q.TLV, "cgroup", q.Cgroup))
 }
 
 // SetLimit overrides keys of a limit, and returns the limit.

@@ -57,6 +57,10 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 	for d := range k.Dscp {
 		k.Dscp[d] = uint64(p.DSCPSet(shaper.DSCP(d)))
 	}
+	for group, number := range n.cgroups {
+		all, matched := p.CgroupSet(group)
+		k.ByCgroup, k.Cgroup[number] = uint64(all), uint64(matched)
+	}
 	byMark, masks := p.Marks()
 	k.ByMark, k.ByPacket, k.MarkMasks = uint64(byMark), uint64(p.ByPacket()), uint32(len(masks))
 	for i := range masks {

@@ -325,6 +325,8 @@ type kernelPolicy struct {
 	Shared          uint64
 	AlwaysEnforced  uint64
 	ByMark          uint64
+	ByCgroup        uint64
+	Cgroup          [32]uint64
 	ByPacket        uint64
 	Dscp            [64]uint64
 	MarkMask        [4]struct {
@@ -649,6 +651,7 @@ const (
 const (
 	kernelMapBuckets            = "buckets"
 	kernelMapCalendars          = "calendars"
+	kernelMapCgroups            = "cgroups"
 	kernelMapColdFloors         = "cold_floors"
 	kernelMapConnSlots          = "conn_slots"
 	kernelMapConnections        = "connections"
@@ -765,6 +768,7 @@ type kernelProgramSpecs struct {
 type kernelMapSpecs struct {
 	Buckets       *ebpf.MapSpec `ebpf:"buckets"`
 	Calendars     *ebpf.MapSpec `ebpf:"calendars"`
+	Cgroups       *ebpf.MapSpec `ebpf:"cgroups"`
 	ColdFloors    *ebpf.MapSpec `ebpf:"cold_floors"`
 	ConnSlots     *ebpf.MapSpec `ebpf:"conn_slots"`
 	Connections   *ebpf.MapSpec `ebpf:"connections"`
@@ -849,6 +853,7 @@ func (o *kernelObjects) Close() error {
 type kernelMaps struct {
 	Buckets       *ebpf.Map `ebpf:"buckets"`
 	Calendars     *ebpf.Map `ebpf:"calendars"`
+	Cgroups       *ebpf.Map `ebpf:"cgroups"`
 	ColdFloors    *ebpf.Map `ebpf:"cold_floors"`
 	ConnSlots     *ebpf.Map `ebpf:"conn_slots"`
 	Connections   *ebpf.Map `ebpf:"connections"`
@@ -890,6 +895,7 @@ func (m *kernelMaps) Close() error {
 	return _KernelClose(
 		m.Buckets,
 		m.Calendars,
+		m.Cgroups,
 		m.ColdFloors,
 		m.ConnSlots,
 		m.Connections,

@@ -44,6 +44,7 @@ func TestNumbers_OfPackageShaper(t *testing.T) {
 
 		{"limits", len(kernelPolicy{}.Limit), shaper.MaxLimits},
 		{"codepoints", len(kernelPolicy{}.Dscp), shaper.NumDSCP},
+		{"control groups of two policies", len(kernelPolicy{}.Cgroup), 2 * shaper.MaxCgroups},
 		{"masks of marks", len(kernelPolicy{}.MarkMask), shaper.MaxMarkMasks},
 		{"slots of a connection", len(kernelConn{}.Slot), shaper.MaxConnectionLimits},
 		{"classes of delay", len(kernelCounters{}.DelayHist), len(shaper.HistogramBounds) + 1},

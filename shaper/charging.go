@@ -67,7 +67,8 @@ func (p *Policy) overlap(i, j int) bool {
 		overlaps(a.Match.Country, b.Match.Country, func(a, b asn.Country) bool { return a == b }) &&
 		overlaps(a.Match.Port, b.Match.Port, func(a, b PortRange) bool { return a.First <= b.Last && b.First <= a.Last }) &&
 		overlaps(a.Match.DSCP, b.Match.DSCP, func(a, b DSCP) bool { return a == b }) &&
-		overlaps(a.Match.Mark, b.Match.Mark, Mark.overlaps)
+		overlaps(a.Match.Mark, b.Match.Mark, Mark.overlaps) &&
+		overlaps(a.Match.Cgroup, b.Match.Cgroup, func(a, b string) bool { return inCgroup(a, b) || inCgroup(b, a) })
 }
 
 // overlaps reports whether a value may match both a and b. An empty list matches all.
@@ -98,7 +99,7 @@ func (l *Limit) covers(o *Limit) bool {
 		covers(m.Country, n.Country, func(a, b asn.Country) bool { return a == b }) &&
 		covers(m.Group, n.Group, func(a, b string) bool { return a == b }) &&
 		(!l.Except.Any() || reflect.DeepEqual(l.Except, o.Except)) &&
-		covers(m.DSCP, n.DSCP, func(a, b DSCP) bool { return a == b }) && covers(m.Mark, n.Mark, Mark.covers) &&
+		covers(m.DSCP, n.DSCP, func(a, b DSCP) bool { return a == b }) && covers(m.Mark, n.Mark, Mark.covers) && covers(m.Cgroup, n.Cgroup, inCgroup) &&
 		covers(m.Port, n.Port, func(a, b PortRange) bool { return a.First <= b.First && b.Last <= a.Last })
 }
 

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -34,7 +35,10 @@ func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) (r Route, exemp
 			len(m.Group) > 0 && !w.inGroups(m.Group, f.Source, r.ASN),
 			len(m.Port) > 0 && !slices.ContainsFunc(m.Port, func(r PortRange) bool { return r.First <= f.Port && f.Port <= r.Last }),
 			len(m.DSCP) > 0 && !slices.Contains(m.DSCP, f.DSCP),
-			len(m.Mark) > 0 && !slices.ContainsFunc(m.Mark, func(m Mark) bool { return f.Mark&m.Mask == m.Value }):
+			len(m.Mark) > 0 && !slices.ContainsFunc(m.Mark, func(m Mark) bool { return f.Mark&m.Mask == m.Value }),
+			len(m.Cgroup) > 0 && !slices.ContainsFunc(m.Cgroup, func(group string) bool {
+				return f.Cgroup != "" && strings.HasPrefix(f.Cgroup+"/", strings.TrimSuffix(group, "/")+"/")
+			}):
 			continue
 		case w.inGroups(l.Except.Group, f.Source, r.ASN), slices.Contains(l.Except.ASN, r.ASN),
 			slices.ContainsFunc(l.Except.Source, func(p netip.Prefix) bool { return p.Contains(f.Source) }):
@@ -367,7 +371,15 @@ func TestPolicy_SegmentTables(t *testing.T) {
 			for i := range masks {
 				marks |= segment(t, masks[i].All(), f.Mark&masks[i].Mask, number)
 			}
-			set := c.Set & destinations & ports & p.OriginSet(f.Origin) & p.ProtocolSet(f.Protocol) & p.DSCPSet(f.DSCP) & marks
+			groups := ^p.withCgroup
+			for _, group := range p.Cgroups() {
+				if all, matched := p.CgroupSet(group); all != p.withCgroup {
+					t.Fatalf("limits %b match control groups, want %b", all, p.withCgroup)
+				} else if inCgroup(group, f.Cgroup) {
+					groups |= matched
+				}
+			}
+			set := groups & c.Set & destinations & ports & p.OriginSet(f.Origin) & p.ProtocolSet(f.Protocol) & p.DSCPSet(f.DSCP) & marks
 			if r := p.Route(f); r.ASN != c.ASN || r.Limits() != set {
 				t.Fatalf("flow %+v: tables have AS%d and %b, Route %+v", *f, c.ASN, set, r)
 			}

@@ -224,6 +224,7 @@ type Match struct {
 	Port        []PortRange   // destination ports, as the source sees them
 	DSCP        []DSCP        // packet plane only, for limits that do not count connections
 	Mark        []Mark        // as DSCP, and not at XDP
+	Cgroup      []string      // control groups of local processes, see ParseCgroup; as Mark, and at egress
 }
 
 // PortRange is the ports First to Last, both included.

@@ -127,7 +127,7 @@ func markMasks(limits []Limit) (masks []uint32) {
 	return slices.Compact(masks)
 }
 
-// buildMarks classifies packets by DSCP and mark.
+// buildMarks classifies packets by DSCP, mark and control group.
 func (p *Policy) buildMarks() {
 	for i := range p.limits {
 		m := &p.limits[i].Match
@@ -136,6 +136,9 @@ func (p *Policy) buildMarks() {
 		}
 		if len(m.Mark) > 0 {
 			p.withMark |= 1 << i
+		}
+		if len(m.Cgroup) > 0 {
+			p.withCgroup |= 1 << i
 		}
 		for d := range p.dscp {
 			if len(m.DSCP) == 0 || slices.Contains(m.DSCP, DSCP(d)) {
@@ -174,8 +177,9 @@ func newMarkMask(mask uint32, sets map[uint32]Set) MarkMask {
 	return m
 }
 
-// ByPacket returns the limits that match some packets of a flow only, by DSCP or mark.
-func (p *Policy) ByPacket() Set { return p.withDSCP | p.withMark }
+// ByPacket returns the limits that match some packets of a flow only, by DSCP or mark, or by what replies do not tell, as
+// the control group.
+func (p *Policy) ByPacket() Set { return p.withDSCP | p.withMark | p.withCgroup }
 
 // DSCPSet returns the limits that match a codepoint.
 func (p *Policy) DSCPSet(d DSCP) Set { return p.dscp[d%NumDSCP] }

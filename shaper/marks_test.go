@@ -1,6 +1,7 @@
 package shaper
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -87,5 +88,35 @@ func TestCompile_MasksOfMarks(t *testing.T) {
 	limit.Match.Mark = []Mark{{1, 1}}
 	if _, err := New(1).Compile([]Limit{limit}, nil, []Attachment{{Name: "a", Hook: HookXDP}}, nil, false); err == nil || !strings.Contains(err.Error(), `match.mark: unsupported at attachment "a": packets have no mark at XDP`) {
 		t.Errorf("marks at XDP: %v", err)
+	}
+}
+
+func TestCompile_Cgroups(t *testing.T) {
+	limit := Limit{Name: "l", Rate: 8, Match: Match{Attach: []string{"a"}}}
+	for i := range MaxCgroups {
+		limit.Match.Cgroup = append(limit.Match.Cgroup, fmt.Sprint("/", i))
+	}
+	if _, err := New(1).Compile([]Limit{limit}, nil, []Attachment{{Name: "a"}}, nil, false); err != nil {
+		t.Errorf("sixteen: %v", err)
+	}
+	if _, err := New(1).Compile([]Limit{limit}, nil, []Attachment{{Name: "a", Direction: Ingress}}, nil, false); err == nil || !strings.Contains(err.Error(), "match.cgroup: unsupported at attachment \"a\": only packets at egress") {
+		t.Errorf("at ingress: %v", err)
+	}
+	limit.Match.Cgroup = append(limit.Match.Cgroup, "/one-more")
+	if _, err := New(1).Compile([]Limit{limit}, nil, []Attachment{{Name: "a"}}, nil, false); err == nil || !strings.Contains(err.Error(), "too many different control groups: 17 (maximum 16)") {
+		t.Errorf("seventeen: %v", err)
+	}
+}
+
+func TestParseCgroup(t *testing.T) {
+	for _, path := range []string{"/", "/a", "/system.slice/x y.service", "/a/..b"} {
+		if got, err := ParseCgroup(path); err != nil || got != path {
+			t.Errorf("ParseCgroup(%q) = %q, %v", path, got, err)
+		}
+	}
+	for _, path := range []string{"", "a", "/a/", "//a", "/a/../b", "/./a", "/a\x00", "/" + strings.Repeat("a", 1024)} {
+		if _, err := ParseCgroup(path); err == nil {
+			t.Errorf("ParseCgroup(%q): no error", path)
+		}
 	}
 }

@@ -39,6 +39,7 @@ type Flow struct {
 	DSCP        DSCP   // packet plane only
 	Mark        uint32 // packet plane only
 	Downstream  uint16 // DownstreamID, or 0 while none is chosen; proxy plane only
+	Cgroup      string // control group of the process that sends, "" if it is not local; packet plane only
 	TLVs        []TLV  // up to MaxTLVs, of the PROXY header; proxy plane only
 	Connection  uint64 // unique ID
 }
@@ -86,6 +87,7 @@ type Policy struct {
 	withDestination  Set       // limits that match destinations
 	withDSCP         Set       // limits that match DSCPs
 	withMark         Set       // limits that match marks
+	withCgroup       Set       // limits that match control groups
 	blocks           Set       // limits that refuse all
 	shared           Set       // limits that hosts share
 	quotas           Set       // limits with a quota
@@ -241,7 +243,7 @@ func (l *Limit) specificity() int {
 	m := &l.Match
 	for _, narrows := range []bool{
 		m.Protocol != AnyProtocol, len(m.Listen) > 0, len(m.Attach) > 0,
-		len(m.Source) > 0, len(m.Destination) > 0, len(m.ASN) > 0, len(m.Country) > 0, len(m.Group) > 0, len(m.Port) > 0, len(m.DSCP) > 0, len(m.Mark) > 0,
+		len(m.Source) > 0, len(m.Destination) > 0, len(m.ASN) > 0, len(m.Country) > 0, len(m.Group) > 0, len(m.Port) > 0, len(m.DSCP) > 0, len(m.Mark) > 0, len(m.Cgroup) > 0,
 	} {
 		if narrows {
 			n++
@@ -381,6 +383,9 @@ func (p *Policy) narrow(set Set, f *Flow) Set {
 	}
 	if set&p.withMark != 0 {
 		set &= p.markSet(f.Mark)
+	}
+	if set&p.withCgroup != 0 {
+		set = p.matchCgroup(set, f.Cgroup)
 	}
 	return set
 }

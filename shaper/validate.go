@@ -57,6 +57,9 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 	if n := len(markMasks(limits)); n > MaxMarkMasks {
 		errs = append(errs, fmt.Errorf("too many different masks of marks: %d (maximum %d)", n, MaxMarkMasks))
 	}
+	if n := len(cgroupsOf(limits)); n > MaxCgroups {
+		errs = append(errs, fmt.Errorf("too many different control groups: %d (maximum %d)", n, MaxCgroups))
+	}
 	counting := map[string]int{} // number of limits with connections, by attachment
 	names := map[string]bool{}
 	for i := range limits {
@@ -166,6 +169,11 @@ func validate(limits []Limit, listeners []Listener, attachments []Attachment, gr
 				bad("match.dscp", "%d: must be from 0 to %d", d, NumDSCP-1)
 			}
 		}
+		for _, group := range l.Match.Cgroup {
+			if !validCgroup(group) {
+				bad("match.cgroup", "%q: must be an absolute path without \"..\"", group)
+			}
+		}
 		for _, m := range l.Match.Mark {
 			if !m.valid() {
 				bad("match.mark", "%v: the mask must have a bit, and all those of the value", m)
@@ -221,6 +229,7 @@ func (l *Limit) validateInProxyPlane(listeners []Listener, bad func(key, format 
 		{"match.destination", len(l.Match.Destination) > 0},
 		{"match.dscp", len(l.Match.DSCP) > 0},
 		{"match.mark", len(l.Match.Mark) > 0},
+		{"match.cgroup", len(l.Match.Cgroup) > 0},
 		{"match.protocol", l.Match.Protocol == ICMP},
 		{"key", l.Key&KeyAttach != 0},
 		{"ecn_mark", l.ECNMark != 0},
@@ -277,13 +286,20 @@ func (l *Limit) validateInPacketPlane(attachments []Attachment, counting map[str
 	for _, byPacket := range []struct {
 		key string
 		set bool
-	}{{"match.dscp", len(l.Match.DSCP) > 0}, {"match.mark", len(l.Match.Mark) > 0}} {
+	}{{"match.dscp", len(l.Match.DSCP) > 0}, {"match.mark", len(l.Match.Mark) > 0}, {"match.cgroup", len(l.Match.Cgroup) > 0}} {
 		if byPacket.set && l.CountsConnections() {
-			bad(byPacket.key, "unsupported with max_connections and new_connections: packets of a connection may differ in it")
+			bad(byPacket.key, "unsupported with max_connections and new_connections: not all packets of a connection tell it")
 		}
 	}
 	for i := range attachments {
-		if a := &attachments[i]; a.Hook == HookXDP && len(l.Match.Mark) > 0 && slices.Contains(l.Match.Attach, a.Name) {
+		a := &attachments[i]
+		if !slices.Contains(l.Match.Attach, a.Name) {
+			continue
+		}
+		if a.Direction == Ingress && len(l.Match.Cgroup) > 0 {
+			bad("match.cgroup", "unsupported at attachment %q: only packets at egress have the socket of a local process", a.Name)
+		}
+		if a.Hook == HookXDP && len(l.Match.Mark) > 0 {
 			bad("match.mark", "unsupported at attachment %q: packets have no mark at XDP", a.Name)
 		}
 	}

@@ -187,6 +187,9 @@ func (w *world) limit(i int) Limit {
 		})
 	}
 	if w.IntN(4) == 0 {
+		l.Match.Cgroup = some(w, 2, func() string { return cgroups[1+w.IntN(len(cgroups)-1)] })
+	}
+	if w.IntN(4) == 0 {
 		l.Match.Protocol, l.Match.Port = ICMP, nil
 	}
 	l.Key &^= KeyListen | KeyDownstream | KeyCountry | KeyTLV
@@ -194,6 +197,8 @@ func (w *world) limit(i int) Limit {
 	l.Key |= Fields(w.IntN(2)) * KeyAttach
 	return l
 }
+
+var cgroups = []string{"", "/", "/a", "/a/b", "/a/b/c", "/ab"}
 
 func (w *world) mark() uint32 { return []uint32{0, 1, 0x10, 0x11, AnyMark - 1, AnyMark}[w.IntN(6)] }
 
@@ -270,7 +275,7 @@ func (w *world) flow() *Flow {
 	}
 	if w.IntN(2) == 0 {
 		f.Origin = uint16(len(w.listeners) + 1 + w.IntN(len(w.attachments)+1))
-		f.Protocol, f.DSCP, f.Mark = Protocol(w.IntN(int(numProtocols))), DSCP(w.IntN(3)), w.mark()
+		f.Protocol, f.DSCP, f.Mark, f.Cgroup = Protocol(w.IntN(int(numProtocols))), DSCP(w.IntN(3)), w.mark(), cgroups[w.IntN(len(cgroups))]
 	}
 	return f
 }

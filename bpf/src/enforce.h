@@ -9,6 +9,7 @@
 #include "proxied.h"
 #include "parse.h"
 #include "sample.h"
+#include "cgroup.h"
 
 /* For tests only, which read the decision. */
 const volatile __u32 test_sources; /* draw sources at random from this many */
@@ -203,6 +204,8 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	if (!p || p->generation < cfg.min_generation)
 		return 0;
 	set = classify(p, &s->parser.packet, cfg.attach_id);
+	if (!xdp && set & p->by_cgroup)
+		set &= match_cgroups(ctx, p);
 	if (!set)
 		return 0;
 	s->now = now_ticks();

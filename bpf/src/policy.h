@@ -12,6 +12,7 @@
 #define MAX_ATTACHMENTS 64
 #define MAX_MARK_MASKS 4
 #define DSCPS 64
+#define MAX_CGROUPS 32	  /* of which a policy has half, so that the next one has room */
 #define MAX_LIMIT_IDS 256 /* limits with saved state, in the current policy or not */
 
 /* Hashed words of a key. The last one is the meter's number. */
@@ -90,13 +91,15 @@ struct policy {
 	__u64 calendars;	 /* paced limits with calendars for buckets */
 	__u64 charge_on_arrival; /* paced limits that charge on arrival: others may delay their packets for longer */
 	__u64 observed;
-	__u64 counted;	       /* limits with max_connections or new_connections */
-	__u64 blocks;	       /* limits that refuse everything they match */
-	__u64 shared;	       /* limits that hosts share */
-	__u64 always_enforced; /* limits that attachments enforce even if they observe */
-	__u64 by_mark;	       /* limits that match marks */
-	__u64 by_packet;       /* limits that match marks or DSCPs: some packets of a connection only */
-	__u64 dscp[DSCPS];     /* by codepoint: sets of limits */
+	__u64 counted;		   /* limits with max_connections or new_connections */
+	__u64 blocks;		   /* limits that refuse everything they match */
+	__u64 shared;		   /* limits that hosts share */
+	__u64 always_enforced;	   /* limits that attachments enforce even if they observe */
+	__u64 by_mark;		   /* limits that match marks */
+	__u64 by_cgroup;	   /* limits that match control groups */
+	__u64 cgroup[MAX_CGROUPS]; /* by number: sets of these limits */
+	__u64 by_packet;   /* limits that match marks, DSCPs or control groups: not all packets of a connection */
+	__u64 dscp[DSCPS]; /* by codepoint: sets of limits */
 	struct mark_mask mark_mask[MAX_MARK_MASKS];
 	__u32 mark_masks; /* how many are in use */
 	__u32 pad;

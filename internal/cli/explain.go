@@ -77,6 +77,7 @@ explain a configuration file; this needs no daemon.`,
 	cmd.Flags().StringVar(&ask.Attach, "attach", "", "`name` of an attachment: explain packets there")
 	cmd.Flags().StringVar(&ask.Destination, "destination", "", "destination `address` of packets at the attachment")
 	cmd.Flags().StringVar(&ask.Downstream, "downstream", "", "`name` of the downstream that is chosen, as in \"downstreams\", when the listener has several")
+	cmd.Flags().StringVar(&ask.Cgroup, "cgroup", "", "control group of the local process that sends, a `path` such as /system.slice/x.service")
 	cmd.Flags().StringVar(&ask.TLV, "tlv", "", "`type=value` in the PROXY header of the connection, such as 0xE0=tenant-7")
 	cmd.Flags().StringVar(&ask.DSCP, "dscp", "", "`DSCP` of packets at the attachment, such as ef or 46; by default 0")
 	cmd.Flags().StringVar(&ask.Mark, "mark", "", "`mark` of packets at the attachment, such as 0x10; by default 0")
@@ -167,7 +168,7 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Ques
 
 // explainFromDaemon asks the running daemon to explain q, and prints the answer.
 func explainFromDaemon(ctx context.Context, e env, q explain.Question, ask explain.Request) error {
-	x, err := e.client().Explain(ctx, api.ExplainQuery{Source: q.Source, To: q.Target(), Listener: q.Listener, Attach: q.Attach, Destination: q.Destination, DSCP: ask.DSCP, Mark: ask.Mark, Downstream: ask.Downstream, TLV: ask.TLV})
+	x, err := e.client().Explain(ctx, api.ExplainQuery{Source: q.Source, To: q.Target(), Listener: q.Listener, Attach: q.Attach, Destination: q.Destination, DSCP: ask.DSCP, Mark: ask.Mark, Downstream: ask.Downstream, TLV: ask.TLV, Cgroup: ask.Cgroup})
 	switch {
 	case errors.Is(err, api.ErrNoDaemon):
 		return fmt.Errorf("%w; to explain a configuration file, use --config", err)

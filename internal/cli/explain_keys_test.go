@@ -57,6 +57,10 @@ name  = "voice"
 match = { attach = "plant", port = 5060, dscp = ["ef", "af41"] }
 rate  = "1Mbit/s"
 [[limit]]
+name  = "backup"
+match = { attach = "plant", port = 873, cgroup = "/system.slice/backup.service" }
+rate  = "1Mbit/s"
+[[limit]]
 name  = "marked"
 match = { attach = "plant", port = 5060, mark = "0x10/0xf0" }
 rate  = "1Mbit/s"
@@ -84,6 +88,11 @@ rate  = "1Mbit/s"
 		{"no limit of the default DSCP and mark", "--attach plant --to tcp/5060", "No limit matches"},
 		{"limit of a mark", "--attach plant --to tcp/5060 --mark 0x11", "\nmarked "},
 		{"mark", "--attach plant --to tcp/5060 --mark 17", "tcp/5060, mark 0x11: attachment"},
+		{"process of a control group", "--attach plant --to tcp/873 --cgroup /system.slice/backup.service/sub", "tcp/873, cgroup /system.slice/backup.service/sub: attachment"},
+		{"limit of a control group", "--attach plant --to tcp/873 --cgroup /system.slice/backup.service", "\nbackup "},
+		{"process of another one", "--attach plant --to tcp/873 --cgroup /system.slice/backup.service2", "No limit matches"},
+		{"no local process", "--attach plant --to tcp/873", "No limit matches"},
+		{"bad control group", "--attach plant --to tcp/873 --cgroup backup", `--cgroup: "backup" is not the path of a control group`},
 		{"bad DSCP", "--attach plant --to tcp/5060 --dscp 64", `--dscp: "64" is not a DSCP`},
 		{"bad mark", "--attach plant --to tcp/5060 --mark 0x10/0xff", `--mark "0x10/0xff"`},
 		{"DSCP at a listener", "--to tcp/5021 --dscp ef", "--dscp requires --attach"},

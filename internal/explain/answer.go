@@ -22,7 +22,7 @@ type Explanation struct {
 // Answer explains q by the configuration c, which was compiled to p. Connections, and the state of
 // buckets, are for the caller to add.
 func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, error) {
-	x := &Explanation{Flow: shaper.Flow{Source: q.Source, Destination: q.Destination, Port: q.Port, Protocol: q.Protocol, DSCP: q.DSCP, Mark: q.Mark}}
+	x := &Explanation{Flow: shaper.Flow{Source: q.Source, Destination: q.Destination, Port: q.Port, Protocol: q.Protocol, DSCP: q.DSCP, Mark: q.Mark, Cgroup: q.Cgroup}}
 	x.Source, x.To = q.Source.String(), q.DestinationText()
 	x.Limits, x.Bottlenecks, x.Connections = []api.LimitBucket{}, []api.Bottleneck{}, []api.Connection{}
 	f := &x.Flow

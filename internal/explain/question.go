@@ -24,6 +24,7 @@ type Question struct {
 	Destination netip.Addr // of the packets; invalid when it was not given
 	DSCP        shaper.DSCP
 	Mark        uint32
+	Cgroup      string // of the process that sends, "" if it is not local
 	Downstream  string // "" means the only one of the listener
 	TLVType     uint8  // of a value in the PROXY header, 0 without one
 	TLV         string // the value
@@ -33,7 +34,7 @@ type Question struct {
 }
 
 // Request is a question as users ask it: by the values of flags, or of a query string.
-type Request struct{ Source, To, Listener, Attach, Destination, DSCP, Mark, Downstream, TLV string }
+type Request struct{ Source, To, Listener, Attach, Destination, DSCP, Mark, Downstream, TLV, Cgroup string }
 
 // A QuestionError reports a question that is invalid, or does not say enough.
 type QuestionError struct{ error }
@@ -58,7 +59,7 @@ func Parse(ask Request) (*Question, error) {
 	case q.Address.IsValid() && q.Source.Is4() != q.Address.Is4():
 		return nil, QuestionError{fmt.Errorf("--source %v and --to %v: must be of the same address family", q.Source, q.Address)}
 	}
-	for _, f := range []struct{ flag, value string }{{"destination", ask.Destination}, {"dscp", ask.DSCP}, {"mark", ask.Mark}} {
+	for _, f := range []struct{ flag, value string }{{"destination", ask.Destination}, {"dscp", ask.DSCP}, {"mark", ask.Mark}, {"cgroup", ask.Cgroup}} {
 		if f.value != "" && ask.Attach == "" {
 			return nil, QuestionError{fmt.Errorf("--%s requires --attach", f.flag)}
 		}
@@ -77,6 +78,11 @@ func Parse(ask Request) (*Question, error) {
 	if ask.DSCP != "" {
 		if q.DSCP, err = shaper.ParseDSCP(ask.DSCP); err != nil {
 			return nil, QuestionError{fmt.Errorf("--dscp: %w", err)}
+		}
+	}
+	if ask.Cgroup != "" {
+		if q.Cgroup, err = shaper.ParseCgroup(ask.Cgroup); err != nil {
+			return nil, QuestionError{fmt.Errorf("--cgroup: %w", err)}
 		}
 	}
 	if ask.Mark != "" {
@@ -154,6 +160,9 @@ func (q *Question) DestinationText() string {
 	}
 	if q.Mark != 0 {
 		text += fmt.Sprintf(", mark %#x", q.Mark)
+	}
+	if q.Cgroup != "" {
+		text += ", cgroup " + q.Cgroup
 	}
 	return text
 }

@@ -66,7 +66,7 @@ func checkListenerLimit(t table, limit *shaper.Limit) {
 		t.add(match.child("destination"), "destination: unsupported at listeners; "+instead)
 	}
 	for _, key := range byPacket(limit) {
-		t.add(match.child(key), key+": unsupported at listeners, where bytes have left their packets; "+instead)
+		t.add(match.child(key), key+": unsupported at listeners; "+instead)
 	}
 	if limit.Match.Protocol == shaper.ICMP {
 		t.add(match.child("protocol"), "protocol: \"icmp\" is unsupported at listeners; "+instead)
@@ -94,6 +94,9 @@ func byPacket(limit *shaper.Limit) (keys []string) {
 	if len(limit.Match.Mark) > 0 {
 		keys = append(keys, "mark")
 	}
+	if len(limit.Match.Cgroup) > 0 {
+		keys = append(keys, "cgroup")
+	}
 	return keys
 }
 
@@ -120,7 +123,7 @@ func checkAttachmentLimit(t table, limit *shaper.Limit) {
 	}
 	if limit.CountsConnections() {
 		for _, key := range byPacket(limit) {
-			t.add(match.child(key), key+": unsupported with max_connections and new_connections: packets of a connection may differ in it")
+			t.add(match.child(key), key+": unsupported with max_connections and new_connections: not all packets of a connection tell it")
 		}
 	}
 	if limit.Key&shaper.KeyListen != 0 {
@@ -173,14 +176,29 @@ func (l *loader) checkCounting() {
 	}
 }
 
-// checkMarks reports marks where packets have none, and too many different masks.
+// checkMarks reports marks and control groups where packets have none, and too many different ones.
 func (l *loader) checkMarks() {
 	var masks []uint32
+	var groups []string
 	for i, limit := range l.c.Limits {
 		at := l.limits[i].at.child("match").child("mark")
 		for _, attach := range l.c.Attach {
 			if attach.Hook == shaper.HookXDP && len(limit.Match.Mark) > 0 && slices.Contains(limit.Match.Attach, attach.Name) {
 				l.add(at, fmt.Sprintf("mark: unsupported at attachment %s: packets have no mark yet at hook = \"xdp\"", quote(attach.Name)))
+			}
+		}
+		for _, attach := range l.c.Attach {
+			if attach.Direction == shaper.Ingress && len(limit.Match.Cgroup) > 0 && slices.Contains(limit.Match.Attach, attach.Name) {
+				l.add(l.limits[i].at.child("match").child("cgroup"), fmt.Sprintf("cgroup: unsupported at attachment %s: only packets at egress have the socket of a local process", quote(attach.Name)))
+			}
+		}
+		for n, group := range limit.Match.Cgroup {
+			if slices.Contains(groups, group) {
+				continue
+			}
+			if groups = append(groups, group); len(groups) > shaper.MaxCgroups {
+				l.add(l.limits[i].at.child("match").child("cgroup").elem(n), fmt.Sprintf("cgroup: more than %d different ones, in all limits together", shaper.MaxCgroups))
+				return
 			}
 		}
 		for n, m := range limit.Match.Mark {

@@ -76,6 +76,14 @@ var matchKeys = keys{
 			"attachments except with `hook = \"xdp\"`, for limits that do not count connections. At ingress packets have no mark of " +
 			"nftables yet.",
 	},
+	{
+		name: "cgroup", typ: arrayType(`path such as "/system.slice/nginx.service"`, stringType("path", "/system.slice/nginx.service", "^/"), shaper.ParseCgroup, asIs), defText: "all",
+		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Match.Cgroup }),
+		ifEmpty: matchNone,
+		doc: "Control groups (version 2) of local processes, as in `/proc/PID/cgroup`, with all below them; up to 16 different ones. At " +
+			"attachments at egress, for limits that do not count connections. One that does not exist, which `status` tells, matches " +
+			"nothing; it is looked for every two seconds. Packets without a socket, such as those that are forwarded, do not match.",
+	},
 }
 
 // protocolType is the type of match.protocol. "" is any protocol.

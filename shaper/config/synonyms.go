@@ -112,6 +112,7 @@ var synonyms = map[string]map[string][]string{
 		"country":     "countries country_code geoip geo iso_code",
 		"port":        "ports dport dst_port destination_port",
 		"dscp":        "dscps tos ds diffserv traffic_class",
+		"cgroup":      "cgroups control_group slice unit service",
 		"mark":        "marks fwmark skb_mark meta_mark firewall_mark",
 	}),
 }
