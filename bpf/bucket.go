@@ -119,6 +119,7 @@ func (k *kernel) hashKey(fields shaper.Fields, key *shaper.Key, attachment uint3
 		}
 	}
 	add(uint64(key.ASN), 4)
+	add(uint64(key.Country), 16)
 	at := uint64(0)
 	if fields&shaper.KeyAttach != 0 {
 		at = uint64(attachment + 1)

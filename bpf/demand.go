@@ -161,7 +161,7 @@ func (p *Plane) shortKey(s *kernelShortKey) (k shaper.Key, ok bool) {
 				f.Origin = p.policy.AttachmentIndex(name)
 			}
 		}
-		k = p.policy.Key(i, &f, shaper.Route{ASN: s.Asn})
+		k = p.policy.Key(i, &f, shaper.Route{ASN: s.Asn, Country: shaper.Country(s.Country)})
 		k.Limit += uint32(s.NewConns)
 		return k, true
 	}

@@ -54,6 +54,10 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 	k.Destination4 = im.segments4(asClasses(p.Destinations4()))
 	k.Destination6 = im.segments6(asClasses(p.Destinations6()))
 	k.Port = im.segments4(portClasses(p.Ports()))
+	if k.CountryKeys = uint64(p.CountryKeys()); k.CountryKeys != 0 {
+		k.Country4 = im.segments4(countryClasses(p.Countries4()))
+		k.Country6 = im.segments6(countryClasses(p.Countries6()))
+	}
 	for d := range k.Dscp {
 		k.Dscp[d] = uint64(p.DSCPSet(shaper.DSCP(d)))
 	}

@@ -175,6 +175,7 @@ const (
 	kernelKeyFieldKEY_CONNECTION  kernelKeyField = 16
 	kernelKeyFieldKEY_ATTACH      kernelKeyField = 32
 	kernelKeyFieldKEY_DESTINATION kernelKeyField = 64
+	kernelKeyFieldKEY_COUNTRY     kernelKeyField = 256
 )
 
 type kernelLease struct {
@@ -313,7 +314,7 @@ const (
 
 type kernelPolicy struct {
 	_               structs.HostLayout
-	Hash            [17][2]uint64
+	Hash            [18][2]uint64
 	Protocol        [4]uint64
 	Attachment      [64]uint64
 	Paced           uint64
@@ -324,6 +325,7 @@ type kernelPolicy struct {
 	Blocks          uint64
 	Shared          uint64
 	AlwaysEnforced  uint64
+	CountryKeys     uint64
 	ByMark          uint64
 	ByCgroup        uint64
 	Cgroup          [32]uint64
@@ -342,6 +344,8 @@ type kernelPolicy struct {
 	Destination4 kernelSegments
 	Destination6 kernelSegments
 	Port         kernelSegments
+	Country4     kernelSegments
+	Country6     kernelSegments
 	Table        uint32
 	Sets         uint32
 	BucketLines  uint32
@@ -414,7 +418,7 @@ type kernelSample struct {
 	Refused     uint8
 	Observed    uint8
 	Limit       uint32
-	Pad         uint32
+	Country     uint32
 }
 
 type kernelSampleInterval uint32
@@ -458,6 +462,7 @@ type kernelScratch struct {
 			TcpAck      uint32
 			DstMac      uint32
 			Mark        uint32
+			Country     uint32
 			SourcePort  uint16
 			Port        uint16
 			Protocol    uint8
@@ -484,7 +489,6 @@ type kernelScratch struct {
 			_        [2]byte
 		}
 	}
-	_        [4]byte
 	Decision struct {
 		_       structs.HostLayout
 		Depart  uint64
@@ -566,7 +570,7 @@ type kernelShortKey struct {
 	Port     uint16
 	AttachId uint8
 	NewConns uint8
-	Pad      uint32
+	Country  uint32
 }
 
 type kernelSlotBits uint32

@@ -42,6 +42,7 @@ func TestNumbers_OfPackageShaper(t *testing.T) {
 		{"ATTACH", int(kernelKeyFieldKEY_ATTACH), int(shaper.KeyAttach)},
 		{"DESTINATION", int(kernelKeyFieldKEY_DESTINATION), int(shaper.KeyDestination)},
 
+		{"COUNTRY", int(kernelKeyFieldKEY_COUNTRY), int(shaper.KeyCountry)},
 		{"limits", len(kernelPolicy{}.Limit), shaper.MaxLimits},
 		{"codepoints", len(kernelPolicy{}.Dscp), shaper.NumDSCP},
 		{"control groups of two policies", len(kernelPolicy{}.Cgroup), 2 * shaper.MaxCgroups},

@@ -221,6 +221,9 @@ func randomLimits(m *generator) []shaper.Limit {
 // key draws the fields of a key at attachments.
 func (m *generator) key() shaper.Fields {
 	key := shaper.Fields(m.Uint64N(128)) &^ shaper.KeyListen
+	if m.IntN(3) == 0 {
+		key |= shaper.KeyCountry
+	}
 	if key&shaper.KeyDestination != 0 && m.IntN(2) == 0 {
 		return key &^ shaper.KeySource
 	}

@@ -371,6 +371,15 @@ func TestPolicy_SegmentTables(t *testing.T) {
 			for i := range masks {
 				marks |= segment(t, masks[i].All(), f.Mark&masks[i].Mask, number)
 			}
+			country := Country(0)
+			if f.Source.Is4() {
+				country = segment(t, p.Countries4(), uint32(segments.ToAddr4(f.Source)), number)
+			} else {
+				country = segment(t, p.Countries6(), segments.ToAddr6(f.Source), segments.Addr6.Compare)
+			}
+			if r := p.Route(f); country != r.Country {
+				t.Fatalf("flow %+v: tables have country %v, Route %v", *f, country, r.Country)
+			}
 			groups := ^p.withCgroup
 			for _, group := range p.Cgroups() {
 				if all, matched := p.CgroupSet(group); all != p.withCgroup {

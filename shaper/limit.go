@@ -279,7 +279,7 @@ const (
 	KeyAttach                         // attachment
 	KeyDestination                    // address that the source connects or sends to, masked to a prefix; not with KeySource
 	KeyDownstream                     // downstream, 0 if there is none; proxy plane only
-	KeyCountry                        // country of the source, 0 if unknown; proxy plane only
+	KeyCountry                        // country of the source, 0 if unknown
 	KeyTLV                            // Limit.TLV in the PROXY header, 0 if there is none; proxy plane only
 )
 

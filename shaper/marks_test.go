@@ -51,7 +51,8 @@ func TestMark_OverlapsAndCovers(t *testing.T) {
 	overlapping, covering := 0, 0
 	for range 20_000 {
 		mark := func() Mark {
-			mask := max(1, uint32(rnd.IntN(256))&uint32(rnd.IntN(256)))
+			some := rnd.Uint32N(256)
+			mask := max(1, some&rnd.Uint32N(256))
 			return Mark{uint32(rnd.IntN(256)) & mask, mask}
 		}
 		a, b := mark(), mark()

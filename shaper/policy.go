@@ -29,6 +29,9 @@ func (s Set) Len() int { return bits.OnesCount64(uint64(s)) }
 // rank returns the number of limits in s before limit i.
 func (s Set) rank(i int) int { return (s & (1<<i - 1)).Len() }
 
+// Country is [asn.Country].
+type Country = asn.Country
+
 // Flow is one connection, or the datagrams between one pair of sockets.
 type Flow struct {
 	Source      netip.Addr // without a zone; IPv4, not IPv4-mapped IPv6

@@ -335,9 +335,6 @@ func (l *Limit) validateInPacketPlane(attachments []Attachment, counting map[str
 	if l.Key&KeyTLV != 0 {
 		bad("key", "tlv: unsupported for attachments")
 	}
-	if l.Key&KeyCountry != 0 {
-		bad("key", "country: unsupported for attachments: match.country is supported")
-	}
 	if l.RefuseWith != RefuseReset && l.RefuseWith != RefuseDrop {
 		bad("refuse_with", "%v: unsupported for attachments", l.RefuseWith)
 	}

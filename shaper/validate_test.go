@@ -51,7 +51,6 @@ func TestValidate(t *testing.T) {
 		{"downstream", Limit{Rate: 8, Key: KeyDownstream | KeySource, IPv4Prefix: 32, IPv6Prefix: 64}, ""},
 		{"connections by downstream", Limit{MaxConnections: 1, Key: KeyDownstream}, `limit "l": key: downstream: unsupported with max_connections and new_connections, which are decided before a downstream is chosen`},
 		{"downstream at an attachment", Limit{Rate: 8, Key: KeyDownstream, Match: Match{Attach: attach}}, `limit "l": key: downstream: unsupported for attachments`},
-		{"country at an attachment", Limit{Rate: 8, Key: KeyCountry, Match: Match{Attach: attach}}, `limit "l": key: country: unsupported for attachments: match.country is supported`},
 		{"TLV at an attachment", Limit{Rate: 8, Key: KeyTLV, TLV: 0xe0, Match: Match{Attach: attach}}, `limit "l": key: tlv: unsupported for attachments`},
 		{"type of no TLV", Limit{Rate: 8, TLV: 0xe0}, `limit "l": key: the type of a TLV has no effect without tlv`},
 		{"two addresses", Limit{Rate: 8, Key: KeySource | KeyDestination, IPv4Prefix: 32, IPv6Prefix: 64}, `limit "l": key: "source" and "destination" cannot be combined: a key has one address`},

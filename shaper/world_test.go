@@ -192,7 +192,7 @@ func (w *world) limit(i int) Limit {
 	if w.IntN(4) == 0 {
 		l.Match.Protocol, l.Match.Port = ICMP, nil
 	}
-	l.Key &^= KeyListen | KeyDownstream | KeyCountry | KeyTLV
+	l.Key &^= KeyListen | KeyDownstream | KeyTLV
 	l.TLV = 0
 	l.Key |= Fields(w.IntN(2)) * KeyAttach
 	return l

@@ -160,7 +160,7 @@ __noinline __u64 match_mark(const struct policy *p, __u32 mark)
 	return set;
 }
 
-/* Returns the limits that match a packet at an attachment, and sets its ASN. An attribute that is
+/* Returns the limits that match a packet at an attachment, and sets its ASN and country. An attribute that is
  * unknown matches any value. */
 static __always_inline __u64 classify(const struct policy *p, struct packet *k, __u32 attach_id)
 {
@@ -180,6 +180,10 @@ static __always_inline __u64 classify(const struct policy *p, struct packet *k, 
 	match_address(p, &p->destination4, &p->destination6, k->destination, k->ipv4, &m);
 	set &= m.set;
 	set &= p->dscp[k->dscp % DSCPS];
+	if (set & p->country_keys) {
+		match_address(p, &p->country4, &p->country6, k->source, k->ipv4, &m);
+		k->country = m.asn;
+	}
 	if (set & p->by_mark)
 		set &= match_mark(p, k->mark);
 	if (k->unknown)

@@ -19,7 +19,7 @@ struct short_key {
 	__u16 port;
 	__u8 attach_id;
 	__u8 new_conns; /* of new connections */
-	__u32 pad;
+	__u32 country;
 };
 
 /* By tag. */
@@ -58,6 +58,7 @@ static __always_inline void note_short(const struct policy *p, const struct scra
 	for (int i = 0; i < 4; i++)
 		key.address[i] = address[i];
 	key.asn = k->asn;
+	key.country = k->country;
 	key.limit = l->id;
 	key.port = k->port;
 	key.attach_id = cfg.attach_id;

@@ -38,6 +38,8 @@ static __always_inline void hash_key(const struct policy *p, const struct limit 
 	}
 	if (l->key_fields & KEY_ASN)
 		HASH((__u64)k->asn, 4);
+	if (l->key_fields & KEY_COUNTRY)
+		HASH((__u64)k->country, 16);
 	if (l->key_fields & (KEY_PORT | KEY_ATTACH)) {
 		__u64 word = (l->key_fields & KEY_PORT ? k->port : 0) |
 			     (__u64)(l->key_fields & KEY_ATTACH ? cfg.attach_id + 1 : 0) << 16;

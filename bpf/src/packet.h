@@ -48,6 +48,7 @@ struct packet {
 	__u32 tcp_ack;
 	__u32 dst_mac;	   /* low 32 bits; it and the next three only for TCP of the initiator */
 	__u32 mark;	   /* of the skb */
+	__u32 country;	   /* of the source, if it is in a key; 0 if unknown */
 	__u16 source_port; /* host order; 0 if there is none */
 	__u16 port;	   /* destination port */
 	__u8 protocol;	   /* enum protocol */

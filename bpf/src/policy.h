@@ -16,7 +16,7 @@
 #define MAX_LIMIT_IDS 256 /* limits with saved state, in the current policy or not */
 
 /* Hashed words of a key. The last one is the meter's number. */
-#define KEY_WORDS 17
+#define KEY_WORDS 18
 
 enum key_field {
 	KEY_SOURCE = 1 << 0,
@@ -25,6 +25,7 @@ enum key_field {
 	KEY_CONNECTION = 1 << 4,
 	KEY_ATTACH = 1 << 5,
 	KEY_DESTINATION = 1 << 6,
+	KEY_COUNTRY = 1 << 8,
 };
 
 /* Transport protocols, numbered as in package shaper. */
@@ -95,6 +96,7 @@ struct policy {
 	__u64 blocks;		   /* limits that refuse everything they match */
 	__u64 shared;		   /* limits that hosts share */
 	__u64 always_enforced;	   /* limits that attachments enforce even if they observe */
+	__u64 country_keys;	   /* limits with KEY_COUNTRY */
 	__u64 by_mark;		   /* limits that match marks */
 	__u64 by_cgroup;	   /* limits that match control groups */
 	__u64 cgroup[MAX_CGROUPS]; /* by number: sets of these limits */
@@ -104,10 +106,11 @@ struct policy {
 	__u32 mark_masks; /* how many are in use */
 	__u32 pad;
 	struct segments source4, source6, destination4, destination6, port;
-	__u32 table;	    /* index into tables */
-	__u32 sets;	    /* first line of the sets that segments refer to */
-	__u32 bucket_lines; /* capacity of the table of buckets */
-	__u32 generation;   /* one more than that of the previous policy */
+	struct segments country4, country6; /* of sources, in place of ASNs */
+	__u32 table;			    /* index into tables */
+	__u32 sets;			    /* first line of the sets that segments refer to */
+	__u32 bucket_lines;		    /* capacity of the table of buckets */
+	__u32 generation;		    /* one more than that of the previous policy */
 	struct limit limit[MAX_LIMITS];
 };
 

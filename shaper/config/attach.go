@@ -135,9 +135,6 @@ func checkAttachmentLimit(t table, limit *shaper.Limit) {
 	if limit.Key&shaper.KeyTLV != 0 {
 		t.errorf("key", "%q is unsupported at attachments: a PROXY header is for listeners", shaper.TLVName(limit.TLV))
 	}
-	if limit.Key&shaper.KeyCountry != 0 {
-		t.errorf("key", "\"country\" is unsupported at attachments: match.country is supported there")
-	}
 	if limit.RefuseWith != shaper.RefuseReset && limit.RefuseWith != shaper.RefuseDrop {
 		t.errorf("refuse_with", "%q is unsupported at attachments: use \"reset\" or \"drop\"", limit.RefuseWith)
 	}
