@@ -220,7 +220,7 @@ func (l *Limit) validateInProxyPlane(listeners []Listener, bad func(key, format 
 		}
 	}
 	if l.Key&KeyDownstream != 0 && l.CountsConnections() {
-		bad("key", "downstream: unsupported with max_connections and new_connections, which are decided before a downstream is chosen")
+		bad("key", "downstream: unsupported with max_connections, new_connections and a quota of connections, which are decided before a downstream is chosen")
 	}
 	for _, packetPlane := range []struct {
 		key string

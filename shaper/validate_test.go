@@ -49,7 +49,7 @@ func TestValidate(t *testing.T) {
 		{"long IPv6 prefix", Limit{Rate: 8, Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 129}, `limit "l": ipv6_prefix: /129: must be from 1 to 128`},
 		{"prefix without source key", Limit{Rate: 8, Key: KeyPort, IPv4Prefix: 99}, ""},
 		{"downstream", Limit{Rate: 8, Key: KeyDownstream | KeySource, IPv4Prefix: 32, IPv6Prefix: 64}, ""},
-		{"connections by downstream", Limit{MaxConnections: 1, Key: KeyDownstream}, `limit "l": key: downstream: unsupported with max_connections and new_connections, which are decided before a downstream is chosen`},
+		{"connections by downstream", Limit{MaxConnections: 1, Key: KeyDownstream}, `limit "l": key: downstream: unsupported with max_connections, new_connections and a quota of connections, which are decided before a downstream is chosen`},
 		{"downstream at an attachment", Limit{Rate: 8, Key: KeyDownstream, Match: Match{Attach: attach}}, `limit "l": key: downstream: unsupported for attachments`},
 		{"TLV at an attachment", Limit{Rate: 8, Key: KeyTLV, TLV: 0xe0, Match: Match{Attach: attach}}, `limit "l": key: tlv: unsupported for attachments`},
 		{"type of no TLV", Limit{Rate: 8, TLV: 0xe0}, `limit "l": key: the type of a TLV has no effect without tlv`},

@@ -75,7 +75,7 @@ func checkListenerLimit(t table, limit *shaper.Limit) {
 		t.errorf("key", "\"attach\" is unsupported at listeners; %s", instead)
 	}
 	if limit.Key&shaper.KeyDownstream != 0 && limit.CountsConnections() {
-		t.errorf("key", "\"downstream\" is unsupported with max_connections and new_connections, which are decided before a downstream is chosen: "+
+		t.errorf("key", "\"downstream\" is unsupported with max_connections, new_connections and a quota of connections, which are decided before a downstream is chosen: "+
 			"a downstream has a max_connections of its own, as in downstream = { address = \"10.0.0.5\", max_connections = 20 }")
 	}
 	switch udp := isUDPOnly(limit); {
