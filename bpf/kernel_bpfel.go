@@ -394,6 +394,7 @@ const (
 	kernelReasonREASON_BLOCKED      kernelReason = 9
 	kernelReasonREASON_FLOW_CLOSED  kernelReason = 10
 	kernelReasonREASON_SHED         kernelReason = 11
+	kernelReasonREASON_QUOTA_USED   kernelReason = 12
 )
 
 type kernelRing struct {

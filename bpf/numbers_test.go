@@ -28,7 +28,8 @@ func TestNumbers_OfPackageShaper(t *testing.T) {
 		{"BLOCKED", int(kernelReasonREASON_BLOCKED), int(shaper.Blocked)},
 		{"FLOW_CLOSED", int(kernelReasonREASON_FLOW_CLOSED), int(shaper.FlowClosed)},
 		{"SHED", int(kernelReasonREASON_SHED), int(shaper.ShedLoad)},
-		{"reasons", int(kernelReasonREASON_SHED) + 1, shaper.NumReasons},
+		{"QUOTA_USED", int(kernelReasonREASON_QUOTA_USED), int(shaper.QuotaUsed)},
+		{"reasons", int(kernelReasonREASON_QUOTA_USED) + 1, shaper.NumReasons},
 
 		{"OTHER", int(kernelProtocolPROTOCOL_OTHER), int(shaper.AnyProtocol)},
 		{"TCP", int(kernelProtocolPROTOCOL_TCP), int(shaper.TCP)},
