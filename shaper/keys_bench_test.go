@@ -41,7 +41,7 @@ func BenchmarkDecide_Keys(b *testing.B) {
 		{"destination", bySource, limit(Limit{Key: KeyDestination}), func(f *Flow, n int) { f.Source, f.Destination = address(n), address(n) }},
 		{"downstream", bySource, limit(Limit{Key: KeyDownstream}), func(f *Flow, n int) { f.Source, f.Downstream = address(n), uint16(n) }},
 		{"country", byAS, limit(Limit{Key: KeyCountry}), func(f *Flow, n int) { f.Source = address(n) }},
-		{"tlv", bySource, limit(Limit{Key: KeyTLV, TLV: 0xe0}), func(f *Flow, n int) { f.Source, f.TLVs = address(n), hashes[n] }},
+		{"tlv", bySource, limit(Limit{Key: KeyTLV, TLV: 0xe0}), func(f *Flow, n int) { f.Source, f.TLVs = address(n), append(f.TLVs[:0], hashes[n]...) }},
 		{"dscp and mark", limit(Limit{Key: KeySource, Match: attached}), limit(Limit{Key: KeySource, Match: Match{
 			Attach: attached.Attach, DSCP: []DSCP{0, 46}, Mark: []Mark{{1, 0xff}, {2, 0xff}, {3, 0xff}, {7, AnyMark}},
 		}}), func(f *Flow, n int) { f.Source, f.Mark = address(n), uint32(1+n%3) }},
