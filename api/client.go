@@ -160,6 +160,11 @@ type ExplainQuery struct {
 	Listener    string     // needed if several listeners have the port
 	Attach      string     // "" is a listener
 	Destination netip.Addr // only for packets; may be invalid
+	DSCP        string     // only for packets: "ef", or "46"; "" is 0
+	Mark        string     // only for packets: "0x10"; "" is 0
+	Cgroup      string     // of the local process that sends packets: "/system.slice/x.service"; "" is none
+	TLV         string     // type and value in the PROXY header, as "0xE0=tenant-7"; "" is none
+	Downstream  string     // needed if the listener has several, and a limit a bucket for each
 }
 
 // Explain returns the limits that apply to a connection or packet, and their verdict.
@@ -169,7 +174,7 @@ func (c *Client) Explain(ctx context.Context, q ExplainQuery) (Explanation, erro
 		destination = q.Destination.String()
 	}
 	return get[Explanation](ctx, c, "/explain",
-		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination))
+		query("source", q.Source.String(), "to", q.To, "listener", q.Listener, "attach", q.Attach, "destination", destination, "dscp", q.DSCP, "mark", q.Mark, "downstream", q.Downstream, "tlv", q.TLV, "cgroup", q.Cgroup))
 }
 
 // SetLimit overrides keys of a limit, and returns the limit.

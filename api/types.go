@@ -382,9 +382,10 @@ type Explanation struct {
 	Attachment  string        `json:"attachment,omitempty"`
 	ASN         uint32        `json:"asn,omitempty"`
 	ASName      string        `json:"as_name,omitempty"`
-	Class       *Class        `json:"class,omitempty"`  // absent at attachments, and without classes
-	Limits      []LimitBucket `json:"limits"`           // in the order in which they apply
-	Exempt      []string      `json:"exempt,omitempty"` // limits that would apply if they did not except the source
+	Country     string        `json:"country,omitempty"` // of the source, if a limit has to do with countries
+	Class       *Class        `json:"class,omitempty"`   // absent at attachments, and without classes
+	Limits      []LimitBucket `json:"limits"`            // in the order in which they apply
+	Exempt      []string      `json:"exempt,omitempty"`  // limits that would apply if they did not except the source
 	Bottlenecks []Bottleneck  `json:"bottlenecks"`
 	Verdict     string        `json:"verdict"` // "pass", "delay", "refuse": of a unit that arrives now
 	Reason      string        `json:"reason"`

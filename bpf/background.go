@@ -92,5 +92,6 @@ func (p *Plane) startMonitoring() {
 		}
 	})
 	every(checkInterval, p.checkCapacity)
+	every(checkInterval, func() { p.report("cgroups", p.kernel.followCgroups(p.numbers)) })
 	p.watchInterfaces()
 }

@@ -123,3 +123,24 @@ func TestBlock_Counters(t *testing.T) {
 	w.want(p, 1, 5, 0)
 	w.want(p, 2, 5, 5)
 }
+
+// TestBlock_ByDSCP blocks packets of one codepoint: connections are counted for their others, also one that began before it
+// was tracked and that the responder's segments, which have this codepoint, tell of.
+func TestBlock_ByDSCP(t *testing.T) {
+	t.Parallel()
+	b := newTCP(t, shaper.AttachPolice, capped(1), shaper.Limit{Name: "block", Block: true, Match: shaper.Match{DSCP: []shaper.DSCP{46}}})
+	d := dial(testClient)
+	marked := d.nextSegment(client, ack, 10)
+	setDSCP(marked[14:], 46)
+	if action, _, _ := b.send(marked); action != dropped {
+		t.Errorf("a packet that is blocked met action %d", int32(action))
+	}
+	if action := b.exchange(d, client, ack, 10); action != passed {
+		t.Errorf("another packet met action %d", int32(action))
+	}
+	b.expectInFlight(0)
+	answer := d.nextSegment(server, ack, 0)
+	setDSCP(answer[14:], 46)
+	b.reply(answer)
+	b.expectInFlight(1)
+}

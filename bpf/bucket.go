@@ -113,12 +113,13 @@ func (k *kernel) hashKey(fields shaper.Fields, key *shaper.Key, attachment uint3
 		hash[0] += k.Hashes[n][0] * word
 		hash[1] += k.Hashes[n][1] * word
 	}
-	if fields&shaper.KeySource != 0 {
+	if fields&(shaper.KeySource|shaper.KeyDestination) != 0 {
 		for i := range 4 {
-			add(uint64(binary.BigEndian.Uint32(key.Source[4*i:])), i)
+			add(uint64(binary.BigEndian.Uint32(key.Address[4*i:])), i)
 		}
 	}
 	add(uint64(key.ASN), 4)
+	add(uint64(key.Country), 16)
 	at := uint64(0)
 	if fields&shaper.KeyAttach != 0 {
 		at = uint64(attachment + 1)

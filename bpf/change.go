@@ -184,6 +184,7 @@ func (c *Change) Commit() error {
 	defer p.mu.Unlock()
 	sharing := p.sharing
 	p.followPolicy(c.policy, c.numbers, c.attachments)
+	p.report("cgroups", p.kernel.followCgroups(c.numbers))
 	if err := p.kernel.installPolicy(c.policy, c.numbers, monotonic); err != nil {
 		if p.sharing = sharing; sharing.told {
 			p.reshare(p.kernel.lease(), true)

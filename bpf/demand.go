@@ -3,11 +3,9 @@
 package bpf
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -156,17 +154,14 @@ func (p *Plane) shortKey(s *kernelShortKey) (k shaper.Key, ok bool) {
 		if n, ok := p.numbers.limits[p.policy.Limit(i).Name]; !ok || n != s.Limit {
 			continue
 		}
-		var source [16]byte
-		for j, word := range s.Source {
-			binary.BigEndian.PutUint32(source[4*j:], word)
-		}
-		f := shaper.Flow{Source: netip.AddrFrom16(source).Unmap(), Port: s.Port}
+		address := addressOf(&s.Address)
+		f := shaper.Flow{Source: address, Destination: address, Port: s.Port}
 		for name, number := range p.numbers.attachments {
 			if number == uint32(s.AttachId) {
 				f.Origin = p.policy.AttachmentIndex(name)
 			}
 		}
-		k = p.policy.Key(i, &f, shaper.Route{ASN: s.Asn})
+		k = p.policy.Key(i, &f, shaper.Route{ASN: s.Asn, Country: shaper.Country(s.Country)})
 		k.Limit += uint32(s.NewConns)
 		return k, true
 	}

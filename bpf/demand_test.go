@@ -22,7 +22,7 @@ func TestDemands(t *testing.T) {
 	p.apply([]shaper.Limit{l}, shaper.Attachment{Name: "here", Interfaces: []string{"demand0"}, Mode: shaper.AttachPolice})
 	id := p.policy.State(0).ID
 	key := func(source byte) shaper.Key {
-		return shaper.Key{Limit: id, Source: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: source}}
+		return shaper.Key{Limit: id, Address: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: source}}
 	}
 	set := func(cold uint32, given ...shaper.KeyParts) {
 		end := p.clock.Boot() + leaky.FromDuration(time.Hour)
@@ -168,7 +168,7 @@ func TestDemands_TooMany(t *testing.T) {
 	end := p.clock.Boot() + leaky.FromDuration(time.Hour)
 	s := shaper.Shares{Lease: shaper.Lease{End: end, AloneAt: end, Cold: shaper.Whole / 2}, Reset: true}
 	for i := range n {
-		k := shaper.Key{Limit: p.policy.State(0).ID, Source: [16]byte{10: 0xff, 11: 0xff, 12: 10, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}}
+		k := shaper.Key{Limit: p.policy.State(0).ID, Address: [16]byte{10: 0xff, 11: 0xff, 12: 10, 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}}
 		s.Given = append(s.Given, shaper.KeyParts{Key: k, Parts: shaper.Whole / 2})
 	}
 	p.SetShares(s)

@@ -54,6 +54,22 @@ func newImage(p *shaper.Policy, n numbers, h hashes, bucketLines uint32) *image 
 	k.Destination4 = im.segments4(asClasses(p.Destinations4()))
 	k.Destination6 = im.segments6(asClasses(p.Destinations6()))
 	k.Port = im.segments4(portClasses(p.Ports()))
+	if k.CountryKeys = uint64(p.CountryKeys()); k.CountryKeys != 0 {
+		k.Country4 = im.segments4(countryClasses(p.Countries4()))
+		k.Country6 = im.segments6(countryClasses(p.Countries6()))
+	}
+	for d := range k.Dscp {
+		k.Dscp[d] = uint64(p.DSCPSet(shaper.DSCP(d)))
+	}
+	for group, number := range n.cgroups {
+		all, matched := p.CgroupSet(group)
+		k.ByCgroup, k.Cgroup[number] = uint64(all), uint64(matched)
+	}
+	byMark, masks := p.Marks()
+	k.ByMark, k.ByPacket, k.MarkMasks = uint64(byMark), uint64(p.ByPacket()), uint32(len(masks))
+	for i := range masks {
+		k.MarkMask[i].Mask, k.MarkMask[i].Values = masks[i].Mask, im.segments4(asClasses(masks[i].All()))
+	}
 	k.Sets = uint32(len(im.lines))
 	for chunk := range slices.Chunk(im.setList, 8) {
 		var l kernelLine

@@ -34,6 +34,8 @@ type kernel struct {
 	lacking    map[uint64]hotParts // hot buckets without room, by tag: all cold ones have no more than these
 	retryAt    uint64              // when to look for room for them again
 
+	cgroups map[uint32]cgroupID // those in the map, by number
+
 	closedRetention time.Duration       // minimum time for which a closed connection stays in the map, when that is crowded
 	excess, claims  map[slotWord]uint32 // found by the last reconcile
 }
@@ -61,7 +63,7 @@ func openKernel(pins string, keys int) (*kernel, error) {
 	if connectionEntries > 0 {
 		spec.Maps[kernelMapConnections].MaxEntries = connectionEntries
 	}
-	k := &kernel{spec: spec, cooled: map[int]uint64{}, lacking: map[uint64]hotParts{}}
+	k := &kernel{spec: spec, cooled: map[int]uint64{}, lacking: map[uint64]hotParts{}, cgroups: map[uint32]cgroupID{}}
 	for name := range k.byName() {
 		spec.Maps[name].Pinning = ebpf.PinByName
 	}

@@ -169,11 +169,13 @@ const (
 type kernelKeyField uint32
 
 const (
-	kernelKeyFieldKEY_SOURCE     kernelKeyField = 1
-	kernelKeyFieldKEY_ASN        kernelKeyField = 2
-	kernelKeyFieldKEY_PORT       kernelKeyField = 4
-	kernelKeyFieldKEY_CONNECTION kernelKeyField = 16
-	kernelKeyFieldKEY_ATTACH     kernelKeyField = 32
+	kernelKeyFieldKEY_SOURCE      kernelKeyField = 1
+	kernelKeyFieldKEY_ASN         kernelKeyField = 2
+	kernelKeyFieldKEY_PORT        kernelKeyField = 4
+	kernelKeyFieldKEY_CONNECTION  kernelKeyField = 16
+	kernelKeyFieldKEY_ATTACH      kernelKeyField = 32
+	kernelKeyFieldKEY_DESTINATION kernelKeyField = 64
+	kernelKeyFieldKEY_COUNTRY     kernelKeyField = 256
 )
 
 type kernelLease struct {
@@ -312,7 +314,7 @@ const (
 
 type kernelPolicy struct {
 	_               structs.HostLayout
-	Hash            [17][2]uint64
+	Hash            [18][2]uint64
 	Protocol        [4]uint64
 	Attachment      [64]uint64
 	Paced           uint64
@@ -323,16 +325,32 @@ type kernelPolicy struct {
 	Blocks          uint64
 	Shared          uint64
 	AlwaysEnforced  uint64
-	Source4         kernelSegments
-	Source6         kernelSegments
-	Destination4    kernelSegments
-	Destination6    kernelSegments
-	Port            kernelSegments
-	Table           uint32
-	Sets            uint32
-	BucketLines     uint32
-	Generation      uint32
-	Limit           [64]kernelLimit
+	CountryKeys     uint64
+	ByMark          uint64
+	ByCgroup        uint64
+	Cgroup          [32]uint64
+	ByPacket        uint64
+	Dscp            [64]uint64
+	MarkMask        [4]struct {
+		_      structs.HostLayout
+		Values kernelSegments
+		Mask   uint32
+		Pad    uint32
+	}
+	MarkMasks    uint32
+	Pad          uint32
+	Source4      kernelSegments
+	Source6      kernelSegments
+	Destination4 kernelSegments
+	Destination6 kernelSegments
+	Port         kernelSegments
+	Country4     kernelSegments
+	Country6     kernelSegments
+	Table        uint32
+	Sets         uint32
+	BucketLines  uint32
+	Generation   uint32
+	Limit        [64]kernelLimit
 }
 
 type kernelProgRole uint32
@@ -376,6 +394,7 @@ const (
 	kernelReasonREASON_BLOCKED      kernelReason = 9
 	kernelReasonREASON_FLOW_CLOSED  kernelReason = 10
 	kernelReasonREASON_SHED         kernelReason = 11
+	kernelReasonREASON_QUOTA_USED   kernelReason = 12
 )
 
 type kernelRing struct {
@@ -400,7 +419,7 @@ type kernelSample struct {
 	Refused     uint8
 	Observed    uint8
 	Limit       uint32
-	Pad         uint32
+	Country     uint32
 }
 
 type kernelSampleInterval uint32
@@ -443,6 +462,8 @@ type kernelScratch struct {
 			TcpSeq      uint32
 			TcpAck      uint32
 			DstMac      uint32
+			Mark        uint32
+			Country     uint32
 			SourcePort  uint16
 			Port        uint16
 			Protocol    uint8
@@ -454,8 +475,9 @@ type kernelScratch struct {
 			NoOptions   uint8
 			RstValid    uint8
 			Fragment    uint8
+			Dscp        uint8
 			Untrackable uint8
-			_           [2]byte
+			_           [1]byte
 		}
 		Body struct {
 			_        structs.HostLayout
@@ -543,13 +565,13 @@ type kernelSharedClock struct {
 type kernelShortKey struct {
 	_        structs.HostLayout
 	At       uint64
-	Source   [4]uint32
+	Address  [4]uint32
 	Asn      uint32
 	Limit    uint32
 	Port     uint16
 	AttachId uint8
 	NewConns uint8
-	Pad      uint32
+	Country  uint32
 }
 
 type kernelSlotBits uint32
@@ -634,6 +656,7 @@ const (
 const (
 	kernelMapBuckets            = "buckets"
 	kernelMapCalendars          = "calendars"
+	kernelMapCgroups            = "cgroups"
 	kernelMapColdFloors         = "cold_floors"
 	kernelMapConnSlots          = "conn_slots"
 	kernelMapConnections        = "connections"
@@ -750,6 +773,7 @@ type kernelProgramSpecs struct {
 type kernelMapSpecs struct {
 	Buckets       *ebpf.MapSpec `ebpf:"buckets"`
 	Calendars     *ebpf.MapSpec `ebpf:"calendars"`
+	Cgroups       *ebpf.MapSpec `ebpf:"cgroups"`
 	ColdFloors    *ebpf.MapSpec `ebpf:"cold_floors"`
 	ConnSlots     *ebpf.MapSpec `ebpf:"conn_slots"`
 	Connections   *ebpf.MapSpec `ebpf:"connections"`
@@ -834,6 +858,7 @@ func (o *kernelObjects) Close() error {
 type kernelMaps struct {
 	Buckets       *ebpf.Map `ebpf:"buckets"`
 	Calendars     *ebpf.Map `ebpf:"calendars"`
+	Cgroups       *ebpf.Map `ebpf:"cgroups"`
 	ColdFloors    *ebpf.Map `ebpf:"cold_floors"`
 	ConnSlots     *ebpf.Map `ebpf:"conn_slots"`
 	Connections   *ebpf.Map `ebpf:"connections"`
@@ -875,6 +900,7 @@ func (m *kernelMaps) Close() error {
 	return _KernelClose(
 		m.Buckets,
 		m.Calendars,
+		m.Cgroups,
 		m.ColdFloors,
 		m.ConnSlots,
 		m.Connections,

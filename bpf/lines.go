@@ -138,6 +138,17 @@ func asClasses[K any](all iter.Seq2[K, shaper.Set]) iter.Seq2[K, shaper.Class] {
 	}
 }
 
+// countryClasses yields segments of countries in place of ASNs.
+func countryClasses[K any](all iter.Seq2[K, shaper.Country]) iter.Seq2[K, shaper.Class] {
+	return func(yield func(K, shaper.Class) bool) {
+		for start, c := range all {
+			if !yield(start, shaper.Class{ASN: uint32(c)}) {
+				return
+			}
+		}
+	}
+}
+
 // portClasses yields segments of ports as segments of 32-bit numbers.
 func portClasses(all iter.Seq2[uint16, shaper.Set]) iter.Seq2[uint32, shaper.Class] {
 	return func(yield func(uint32, shaper.Class) bool) {

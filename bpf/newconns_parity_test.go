@@ -23,7 +23,7 @@ func TestNewConnectionsParity(t *testing.T) {
 		var limits []shaper.Limit
 		for i := range 1 + rnd.IntN(5) {
 			l := shaper.Limit{
-				Name: fmt.Sprint("l", i), Key: []shaper.Fields{0, shaper.KeySource, shaper.KeyPort, shaper.KeySource | shaper.KeyAttach}[rnd.IntN(4)],
+				Name: fmt.Sprint("l", i), Key: []shaper.Fields{0, shaper.KeySource, shaper.KeyPort, shaper.KeySource | shaper.KeyAttach, shaper.KeyDestination | shaper.KeyPort}[rnd.IntN(5)],
 				IPv4Prefix: 1 + rnd.IntN(32), IPv6Prefix: 64,
 				NewConnections: shaper.Frequency{N: 1 + rnd.Uint64N(1000), Per: time.Duration(1 + rnd.Int64N(int64(10*time.Second)))},
 				QueueTimeout:   time.Duration(rnd.Int64N(int64(time.Second))) * time.Duration(rnd.IntN(2)),

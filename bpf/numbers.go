@@ -8,25 +8,28 @@ import (
 	"shaperd.dev/shaperd/shaper"
 )
 
-// numbers maps the names of limits and attachments to their numbers in the kernel. These
+// numbers maps the names of limits, attachments and control groups to their numbers in the kernel. These
 // are stable over policies and restarts, as buckets and programs refer to them.
 type numbers struct {
 	limits      map[string]uint32 // below len(kernelPolicy.Limit) * 4
 	attachments map[string]uint32
-	moved       []uint32 // numbers of attachments that have none of their former interfaces
+	cgroups     map[string]uint32 // by path
+	moved       []uint32          // numbers of attachments that have none of their former interfaces
 }
 
 // Sizes of the programs' tables.
 const (
 	maxLimits      = uint32(len(kernelMonitorOwners{}.Owner))
 	maxAttachments = uint32(len(kernelPolicy{}.Attachment))
+	maxCgroups     = uint32(len(kernelPolicy{}.Cgroup))
 )
 
 // assignNumbers assigns numbers to the limits and attachments of a policy. Those of an earlier
 // policy keep theirs until the numbers run out. An attachment takes over the number of its
 // former name, if there is one.
 func (r *registry) assignNumbers(p *shaper.Policy, attachments []shaper.Attachment, former map[string]string) (numbers, error) {
-	n := numbers{limits: map[string]uint32{}, attachments: map[string]uint32{}}
+	n := numbers{limits: map[string]uint32{}, attachments: map[string]uint32{}, cgroups: map[string]uint32{}}
+	r.assignCgroups(p, n)
 	for i := range p.Len() {
 		name := p.Limit(i).Name
 		if known := r.Limits[name]; known != nil {
@@ -74,6 +77,23 @@ func (r *registry) assignNumbers(p *shaper.Policy, attachments []shaper.Attachme
 	return n, nil
 }
 
+// assignCgroups assigns numbers to the control groups of a policy. Those of the current policy keep theirs: its programs go on
+// with them until the next one is swapped in.
+func (r *registry) assignCgroups(p *shaper.Policy, n numbers) {
+	taken := map[uint32]string{}
+	for path, number := range r.Cgroups {
+		taken[number] = path
+	}
+	for _, path := range p.Cgroups() {
+		number, ok := r.Cgroups[path]
+		if !ok {
+			number, _ = freeNumber(maxCgroups, taken, n.cgroups) // a policy has half of them
+		}
+		n.cgroups[path] = number
+		taken[number] = path
+	}
+}
+
 // freeNumber returns a free number, or else one whose name is no longer used.
 func freeNumber(limit uint32, taken map[uint32]string, used map[string]uint32) (uint32, bool) {
 	for number := range limit {
@@ -112,4 +132,5 @@ func (r *registry) recordPolicy(n numbers, p *shaper.Policy) {
 	for name, number := range n.attachments {
 		r.Attachments[name] = number
 	}
+	r.Cgroups = n.cgroups
 }

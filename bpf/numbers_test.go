@@ -28,7 +28,8 @@ func TestNumbers_OfPackageShaper(t *testing.T) {
 		{"BLOCKED", int(kernelReasonREASON_BLOCKED), int(shaper.Blocked)},
 		{"FLOW_CLOSED", int(kernelReasonREASON_FLOW_CLOSED), int(shaper.FlowClosed)},
 		{"SHED", int(kernelReasonREASON_SHED), int(shaper.ShedLoad)},
-		{"reasons", int(kernelReasonREASON_SHED) + 1, shaper.NumReasons},
+		{"QUOTA_USED", int(kernelReasonREASON_QUOTA_USED), int(shaper.QuotaUsed)},
+		{"reasons", int(kernelReasonREASON_QUOTA_USED) + 1, shaper.NumReasons},
 
 		{"OTHER", int(kernelProtocolPROTOCOL_OTHER), int(shaper.AnyProtocol)},
 		{"TCP", int(kernelProtocolPROTOCOL_TCP), int(shaper.TCP)},
@@ -40,8 +41,13 @@ func TestNumbers_OfPackageShaper(t *testing.T) {
 		{"PORT", int(kernelKeyFieldKEY_PORT), int(shaper.KeyPort)},
 		{"CONNECTION", int(kernelKeyFieldKEY_CONNECTION), int(shaper.KeyConnection)},
 		{"ATTACH", int(kernelKeyFieldKEY_ATTACH), int(shaper.KeyAttach)},
+		{"DESTINATION", int(kernelKeyFieldKEY_DESTINATION), int(shaper.KeyDestination)},
 
+		{"COUNTRY", int(kernelKeyFieldKEY_COUNTRY), int(shaper.KeyCountry)},
 		{"limits", len(kernelPolicy{}.Limit), shaper.MaxLimits},
+		{"codepoints", len(kernelPolicy{}.Dscp), shaper.NumDSCP},
+		{"control groups of two policies", len(kernelPolicy{}.Cgroup), 2 * shaper.MaxCgroups},
+		{"masks of marks", len(kernelPolicy{}.MarkMask), shaper.MaxMarkMasks},
 		{"slots of a connection", len(kernelConn{}.Slot), shaper.MaxConnectionLimits},
 		{"classes of delay", len(kernelCounters{}.DelayHist), len(shaper.HistogramBounds) + 1},
 	} {

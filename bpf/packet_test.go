@@ -123,6 +123,12 @@ func (m *generator) address(ipv4 bool) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
+func (m *generator) dscp() shaper.DSCP { return []shaper.DSCP{0, 0, 8, 10, 46, 63}[m.IntN(6)] }
+
+func (m *generator) mark() uint32 {
+	return []uint32{0, 0, 1, 0x10, 0xff10, 1 << 31, 1<<32 - 1}[m.IntN(7)]
+}
+
 var somePorts = []uint16{22, 53, 80, 443, 5432, 8000, 8005, 8010, 65535}
 
 // packet makes a packet that arrives at now, in ns.
@@ -202,6 +208,8 @@ func (m *generator) packet(now uint64) sample {
 		l3 = m.ipv6(source, destination, protocol, l4, fragment, first, id)
 	}
 	s.ecn = byte(m.IntN(4))
+	dscp := m.dscp()
+	setDSCP(l3, byte(dscp))
 	setECN(l3, s.ecn)
 	s.data = m.ethernet(ipv4)
 	s.l3 = len(s.data)
@@ -214,7 +222,7 @@ func (m *generator) packet(now uint64) sample {
 	_, _ = h.Write(source.AsSlice())
 	_, _ = h.Write(destination.AsSlice())
 	_, _ = h.Write([]byte{byte(sport >> 8), byte(sport), byte(dport >> 8), byte(dport), carried})
-	s.flow = shaper.Flow{Source: source, Destination: destination, Port: dport, Connection: h.Sum64()}
+	s.flow = shaper.Flow{Source: source, Destination: destination, Port: dport, DSCP: dscp, Mark: m.mark(), Connection: h.Sum64()}
 	switch carried {
 	case ipTCP:
 		s.flow.Protocol = shaper.TCP
@@ -227,6 +235,15 @@ func (m *generator) packet(now uint64) sample {
 		m.corrupt(&s, ipv4)
 	}
 	return s
+}
+
+// setDSCP sets the DSCP of an IP packet without a checksum.
+func setDSCP(l3 []byte, dscp byte) {
+	if l3[0]>>4 == 6 {
+		l3[0], l3[1] = l3[0]&0xf0|dscp>>2, l3[1]&0x3f|dscp<<6
+		return
+	}
+	l3[1] = l3[1]&3 | dscp<<2
 }
 
 // setECN sets the ECN codepoint of an IP packet.

@@ -36,7 +36,9 @@ func newSeededRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0
 
 // skb is struct __sk_buff, the context of a test run.
 type skb struct {
-	_           [38]uint32
+	_           [2]uint32
+	Mark        uint32
+	_           [35]uint32
 	Tstamp      uint64
 	_           uint32
 	GSOSegments uint32
@@ -116,7 +118,7 @@ func (b *bench) run(t testing.TB, s *sample, now uint64, run func(*bench, testin
 }
 
 func (b *bench) tc(t testing.TB, s *sample) (action uint32, stamp uint64) {
-	in := skb{Tstamp: s.stamp, GSOSize: s.gsoSize}
+	in := skb{Mark: s.flow.Mark, Tstamp: s.stamp, GSOSize: s.gsoSize}
 	if s.gsoSize > 0 {
 		in.GSOSegments = uint32(s.segments)
 	}
@@ -149,7 +151,7 @@ func randomLimits(m *generator) []shaper.Limit {
 	for i := range limits {
 		l := shaper.Limit{
 			Name: fmt.Sprint("l", i), IPv4Prefix: 1 + m.IntN(32), IPv6Prefix: 1 + m.IntN(128),
-			Key:      shaper.Fields(m.Uint64N(64)) &^ shaper.KeyListen,
+			Key:      m.key(),
 			MaxDelay: time.Duration(m.Uint64N(uint64(time.Second))) * time.Duration(m.IntN(2)),
 			ECNMark:  m.IntN(101),
 			Observe:  m.IntN(8) == 0,
@@ -175,6 +177,16 @@ func randomLimits(m *generator) []shaper.Limit {
 				first := somePorts[m.IntN(len(somePorts))]
 				l.Match.Port = append(l.Match.Port, shaper.PortRange{First: first, Last: first + uint16(m.Uint64N(uint64(min(math.MaxUint16-int(first), 20)+1)))})
 			}
+		}
+		for range m.IntN(3) * m.IntN(2) / 2 {
+			l.Match.Country = append(l.Match.Country, asn.Country(m.IntN(3)))
+		}
+		for range m.IntN(3) * m.IntN(2) {
+			l.Match.DSCP = append(l.Match.DSCP, m.dscp())
+		}
+		for range m.IntN(3) * m.IntN(2) {
+			mask := []uint32{shaper.AnyMark, 0xff, 0xf0, 1 << 31}[m.IntN(4)]
+			l.Match.Mark = append(l.Match.Mark, shaper.Mark{Value: m.mark() & mask, Mask: mask})
 		}
 		kinds := 1 + m.IntN(3)
 		if len(l.Match.Source) > 0 && m.IntN(4) == 0 {
@@ -206,6 +218,21 @@ func randomLimits(m *generator) []shaper.Limit {
 	return limits
 }
 
+// key draws the fields of a key at attachments.
+func (m *generator) key() shaper.Fields {
+	key := shaper.Fields(m.Uint64N(128)) &^ shaper.KeyListen
+	if m.IntN(3) == 0 {
+		key |= shaper.KeyCountry
+	}
+	if key&shaper.KeyDestination != 0 && m.IntN(2) == 0 {
+		return key &^ shaper.KeySource
+	}
+	if key&shaper.KeySource != 0 {
+		return key &^ shaper.KeyDestination
+	}
+	return key
+}
+
 // logUniform draws a number from a to b, with a uniform logarithm.
 func (m *generator) logUniform(a, b float64) uint64 {
 	return uint64(a * math.Exp(m.Float64()*math.Log(b/a)))
@@ -225,7 +252,13 @@ func asnTable(t testing.TB, m *generator) *asn.Table {
 	}
 	p := netip.MustParsePrefix("2001:db8::/56")
 	ranges = append(ranges, asn.Range{First: p.Addr(), Last: lastOf(p), ASN: uint32(1 + m.IntN(4))})
-	table, err := asn.New(ranges)
+	var countries []asn.CountryRange
+	for _, r := range ranges {
+		if m.IntN(3) > 0 {
+			countries = append(countries, asn.CountryRange{First: r.First, Last: r.Last, Country: 1 + asn.Country(m.IntN(2))})
+		}
+	}
+	table, err := asn.New(ranges, countries...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,11 +348,11 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 	if raceDetector {
 		policies /= 25 // a single goroutine has no races, and the run without the detector covers all
 	}
-	var delays, refusals, blocked, stamped, unlimited int
+	var delays, refusals, blocked, stamped, unlimited, byDSCP, byMark int
 	var marks uint64
 	total := 0
 	few := func(n int) bool { return n < 1+total/5000 }
-	for policy := 0; policy < policies || policy < 50*policies && (few(delays) || few(refusals) || few(blocked) || few(unlimited) || few(int(marks))); policy++ {
+	for policy := 0; policy < policies || policy < 50*policies && (few(delays) || few(refusals) || few(blocked) || few(unlimited) || few(int(marks)) || few(byDSCP) || few(byMark)); policy++ {
 		total += *packets
 		m := newGenerator(rnd)
 		h := testHashes(m)
@@ -345,6 +378,7 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 			k := m.packet(uint64(now / 64))
 			if mode == uint32(shaper.AttachPolice) {
 				k.gsoSize, k.segments = 0, 1 // XDP runs before GRO
+				k.flow.Mark = 0              // and before marks
 			} else if m.IntN(10) == 0 {
 				k.stamp = uint64(now/64) + m.Uint64N(1e8)
 			}
@@ -397,6 +431,10 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 					waits[d.Limit].Observe(d.Depart.Sub(now).Duration())
 				}
 			}
+			if want.Limit >= 0 && want.Verdict != shaper.Pass {
+				byDSCP += min(len(p.Limit(want.Limit).Match.DSCP), 1)
+				byMark += min(len(p.Limit(want.Limit).Match.Mark), 1)
+			}
 			switch want.Verdict {
 			case shaper.Delay:
 				delays++
@@ -418,8 +456,8 @@ func testParity(t *testing.T, mode uint32, run func(*bench, testing.TB, *sample)
 	if c, err := b.tableCounts(); err != nil || c.EvictedBacklogged > 0 || c.InsertFailed > 0 {
 		t.Errorf("%+v, %v: the table is too small for this test", c, err)
 	}
-	t.Logf("%d packets: %d delayed, %d refused, %d of them blocked, %d marked, %d under no limit, %d kept a later timestamp", total, delays, refusals, blocked, marks, unlimited, stamped)
-	for what, n := range map[string]int{"delays": delays, "refusals": refusals, "blocked": blocked, "packets under no limit": unlimited, "marks": int(marks)} {
+	t.Logf("%d packets: %d delayed, %d refused, %d of them blocked, %d marked, %d under no limit, %d kept a later timestamp, %d by limits of DSCPs, %d of marks", total, delays, refusals, blocked, marks, unlimited, stamped, byDSCP, byMark)
+	for what, n := range map[string]int{"delays": delays, "refusals": refusals, "blocked": blocked, "packets under no limit": unlimited, "marks": int(marks), "decisions by DSCP": byDSCP, "decisions by mark": byMark} {
 		if few(n) {
 			t.Errorf("only %d %s", n, what)
 		}

@@ -11,7 +11,7 @@ import (
 )
 
 // abi is the version of the map layout. Maps of another version are not used.
-const abi = 9
+const abi = 10
 
 // pinDir returns the directory of maps for the given number of keys. Maps of another size are
 // other maps.

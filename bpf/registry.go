@@ -30,6 +30,7 @@ type registry struct {
 	Generation  uint32            // of the current policy, or higher
 	Limits      map[string]*knownLimit
 	Attachments map[string]uint32
+	Cgroups     map[string]uint32 `json:",omitempty"` // of the current policy
 	Points      []savedPoint
 	Queues      []savedQueue
 	Clsacts     []int   // interfaces without a qdisc clsact before shaperd

@@ -107,7 +107,7 @@ func (s *sampler) flow(k *kernelSample, p *shaper.Policy, attachment string) (sh
 		Source: netip.AddrFrom16([16]byte(tuple[:16])).Unmap(), Destination: netip.AddrFrom16([16]byte(tuple[16:])).Unmap(),
 		Port: k.Port, Origin: p.AttachmentIndex(attachment), Connection: maphash.Bytes(s.seed, tuple[:]),
 	}
-	return f, shaper.Route{ASN: k.Asn, ToDownstream: shaper.Set(k.Set)}
+	return f, shaper.Route{ASN: k.Asn, Country: shaper.Country(k.Country), ToDownstream: shaper.Set(k.Set)}
 }
 
 // updateRankings adds the samples to the rankings of sources and of the limits' keys.

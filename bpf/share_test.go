@@ -109,7 +109,7 @@ func randomSharedLimits(m *generator) []shaper.Limit {
 	for i := range limits {
 		l := shaper.Limit{
 			Name: fmt.Sprint("l", i), IPv4Prefix: 1 + m.IntN(32), IPv6Prefix: 1 + m.IntN(128), Shared: true,
-			Key:      []shaper.Fields{0, shaper.KeySource, shaper.KeySource | shaper.KeyPort, shaper.KeyAttach}[m.IntN(4)],
+			Key:      []shaper.Fields{0, shaper.KeySource, shaper.KeySource | shaper.KeyPort, shaper.KeyAttach, shaper.KeyDestination, shaper.KeyCountry}[m.IntN(6)],
 			MaxDelay: time.Duration(m.Uint64N(uint64(time.Second))) * time.Duration(m.IntN(2)),
 			Match:    shaper.Match{Attach: []string{"here"}},
 		}

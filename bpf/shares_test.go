@@ -27,7 +27,7 @@ func TestSetShares(t *testing.T) {
 		p.SetShares(s)
 		time.Sleep(time.Millisecond) // parts that grow bring no credit
 	}
-	key := shaper.Key{Limit: p.policy.State(0).ID, Source: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}}
+	key := shaper.Key{Limit: p.policy.State(0).ID, Address: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}}
 
 	w.want(p, 1, 10, 0) // before the first call
 	set(shaper.Shares{Lease: lease(time.Hour, 0)})

@@ -79,7 +79,7 @@ func countsFlow(a *shaper.Attachment, p *shaper.Policy, t *kernelTuple) bool {
 		Source: addressOf(&t.Initiator), Destination: addressOf(&t.Responder), Port: t.ResponderPort,
 		Origin: p.AttachmentIndex(a.Name), Protocol: shaper.TCP,
 	}).Limits()
-	blocks := p.Blocks() &^ p.Observed(set)
+	blocks := p.Blocks() &^ p.Observed(set) &^ p.ByPacket()
 	if a.EffectiveMode() == shaper.AttachObserve {
 		blocks = p.Always()
 	}

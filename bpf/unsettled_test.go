@@ -28,7 +28,7 @@ func TestUnsettled(t *testing.T) {
 	}
 	a := shaper.Attachment{Name: "here", Interfaces: []string{"unsettle0"}, Mode: shaper.AttachPolice, OnStop: shaper.StopKeep}
 	p.apply([]shaper.Limit{l}, a)
-	key := shaper.Key{Limit: p.policy.State(0).ID, Source: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 2}}
+	key := shaper.Key{Limit: p.policy.State(0).ID, Address: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 2}}
 	join := func() {
 		end := p.clock.Boot() + leaky.FromDuration(time.Hour)
 		p.SetShares(shaper.Shares{

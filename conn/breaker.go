@@ -75,7 +75,7 @@ func (b *breaker) configure(c *shaper.Breaker) {
 
 // enter gives s, which has none, a connection of d.
 func (s *session) enter(d *downstream) {
-	s.downstream, s.attempt = d, attempt{}
+	s.downstream, s.flow.Downstream, s.attempt = d, d.id, attempt{}
 	d.inFlight++
 	if d.breaker.openUntil > 0 {
 		d.breaker.trials++

@@ -22,6 +22,7 @@ type downstream struct {
 	listener *listener
 	host     *host
 	state    *shaper.DownstreamState
+	id       uint16 // in keys
 
 	inFlight      int
 	flows         flowLRU
@@ -110,7 +111,7 @@ func (ln *listener) setDownstreams(config *listenerConfig, now leaky.Time) {
 			}
 		}
 		if d == nil {
-			d = &downstream{listener: ln, drained: to.Drained, state: new(shaper.DownstreamState)}
+			d = &downstream{listener: ln, id: ln.proxy.shaper.DownstreamID(to.Name()), drained: to.Drained, state: new(shaper.DownstreamState)}
 			d.probe = probe{d: d, fd: -1}
 		}
 		d.Downstream, d.host = to, config.hosts[i]

@@ -18,7 +18,7 @@ import (
 
 // newDownstreams returns a listener with downstreams, and no running proxy.
 func newDownstreams(config shaper.Listener, hosts ...string) *listener {
-	ln := &listener{name: "l", proxy: &Proxy{loop: &loop{pacer: pacer.New(pacer.NewClock())}, log: quietLog, stateLog: newLogLimiter(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{}}
+	ln := &listener{name: "l", proxy: &Proxy{shaper: shaper.New(1), loop: &loop{pacer: pacer.New(pacer.NewClock())}, log: quietLog, stateLog: newLogLimiter(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{}}
 	c := &listenerConfig{Listener: config}
 	for i, name := range hosts {
 		if len(c.Downstream) <= i {

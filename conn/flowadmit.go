@@ -181,7 +181,7 @@ func (f *udpFlow) dial(d *downstream, now leaky.Time) error {
 		unix.Close(fd)
 		return err
 	}
-	f.fd, f.downstream, f.transparent = fd, d, transparent
+	f.fd, f.downstream, f.flow.Downstream, f.transparent = fd, d, d.id, transparent
 	if !counted {
 		d.inFlight++
 		f.listener.letIn(nil, now)

@@ -34,7 +34,7 @@ type modelBucket struct {
 func (r *hotRig) flow(i int) *shaper.Flow { return flowFrom(fmt.Sprint("10.0.0.", i), 1) }
 
 func (r *hotRig) keyOf(i int) shaper.Key {
-	return shaper.Key{Limit: r.id, Source: r.flow(i).Source.As16()}
+	return shaper.Key{Limit: r.id, Address: r.flow(i).Source.As16()}
 }
 
 func (r *hotRig) partsOf(i int) uint32 {

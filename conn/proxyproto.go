@@ -94,11 +94,25 @@ func (s *session) readHeader(now leaky.Time) {
 	}
 	if from, to, ok := header.TCPAddrs(); ok && !header.Command.IsLocal() {
 		s.clientAddr, s.originalDst = sock.Unmap(from.AddrPort()), sock.Unmap(to.AddrPort())
-		s.flow.Source = s.clientAddr.Addr()
+		s.flow.Source, s.flow.Destination = s.clientAddr.Addr(), s.originalDst.Addr()
+	}
+	if !header.Command.IsLocal() {
+		s.readTLVs(header)
 	}
 	s.proxy.loop.pacer.Cancel(&s.timer)
 	s.stage = stageWaiting
 	s.proxy.admission.acquire(&s.waiter, now)
+}
+
+// readTLVs takes over the values in a header; if they are malformed none.
+func (s *session) readTLVs(header *proxyproto.Header) {
+	list, err := header.TLVs()
+	if err != nil {
+		return
+	}
+	for _, v := range list[:min(len(list), shaper.MaxTLVs)] {
+		s.flow.TLVs = append(s.flow.TLVs, s.proxy.shaper.NewTLV(uint8(v.Type), v.Value))
+	}
 }
 
 func (s *session) rejectHeader(now leaky.Time) {

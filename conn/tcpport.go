@@ -17,7 +17,7 @@ import (
 type tcpPort struct {
 	proxy       *Proxy
 	fd          int
-	port        uint16
+	local       netip.AddrPort
 	binding     *binding
 	resumeTimer pacer.Event // ends a pause
 }
@@ -55,7 +55,7 @@ func (p *Proxy) openTCP(e shaper.Endpoint, transparent bool) (port, error) {
 		}
 		return nil, explainBind(err, "tcp://"+e.Addr.String())
 	}
-	t := &tcpPort{proxy: p, fd: fd, port: localAddr(fd).Port()}
+	t := &tcpPort{proxy: p, fd: fd, local: localAddr(fd)}
 	t.resumeTimer.Fire = func(leaky.Time) { p.loop.setEvents(t.fd, unix.EPOLLIN) }
 	return t, nil
 }
@@ -71,7 +71,7 @@ func (t *tcpPort) bind(b binding) {
 		return
 	}
 	if err := t.proxy.loop.watch(t.fd, unix.EPOLLIN, t); err != nil {
-		t.proxy.log.Error("watching TCP port failed", "listener", b.name, "port", t.port, "err", err)
+		t.proxy.log.Error("watching TCP port failed", "listener", b.name, "port", t.local.Port(), "err", err)
 	}
 }
 
@@ -112,13 +112,21 @@ func (t *tcpPort) pauseAccepting(why string, now leaky.Time) {
 	t.proxy.loop.pacer.Schedule(&t.resumeTimer, now+acceptPause)
 }
 
+// destination returns the address that an accepted connection is to.
+func (t *tcpPort) destination(fd int) netip.Addr {
+	if t.local.Addr().IsUnspecified() {
+		return localAddr(fd).Addr().WithZone("")
+	}
+	return t.local.Addr().WithZone("")
+}
+
 // startSession starts the session of an accepted connection.
 func (p *Proxy) startSession(t *tcpPort, fd int, from netip.AddrPort, now leaky.Time) {
 	b := t.binding
 	b.counts.Accepted.Add(1)
 	s := &session{proxy: p, binding: b, port: t, clientAddr: from}
 	s.admission, s.owner, s.listen, s.started = p.admission, s, b.name, now
-	s.flow = shaper.Flow{Source: from.Addr(), Port: t.port, Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
+	s.flow = shaper.Flow{Source: from.Addr(), Destination: t.destination(fd), Port: t.local.Port(), Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
 	s.client = endpoint{session: s, fd: fd}
 	s.server = endpoint{session: s, fd: -1}
 	if err := p.loop.watch(fd, endpointEvents, &s.client); err != nil {

@@ -3,6 +3,8 @@
 package conn
 
 import (
+	"net/netip"
+
 	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/conn/internal/sock"
@@ -14,7 +16,7 @@ import (
 type udpPort struct {
 	proxy   *Proxy
 	fd      int
-	port    uint16
+	local   netip.AddrPort
 	binding *binding
 }
 
@@ -35,7 +37,7 @@ func (p *Proxy) openUDP(e shaper.Endpoint, transparent bool) (port, error) {
 		}
 		return nil, explainBind(err, "udp://"+e.Addr.String())
 	}
-	return &udpPort{proxy: p, fd: fd, port: localAddr(fd).Port()}, nil
+	return &udpPort{proxy: p, fd: fd, local: localAddr(fd)}, nil
 }
 
 func (u *udpPort) descriptor() int { return u.fd }
@@ -50,7 +52,7 @@ func (u *udpPort) bind(b binding) {
 		return
 	}
 	if err := u.proxy.loop.watch(u.fd, unix.EPOLLIN, u); err != nil {
-		u.proxy.log.Error("watching UDP port failed", "listener", b.name, "port", u.port, "err", err)
+		u.proxy.log.Error("watching UDP port failed", "listener", b.name, "port", u.local.Port(), "err", err)
 	}
 }
 
@@ -92,6 +94,15 @@ func (u *udpPort) ready(_ uint32, now leaky.Time) {
 	l.train.flush()
 }
 
+// destination returns the address that m was sent to.
+func (u *udpPort) destination(m sock.Message) netip.Addr {
+	to := m.To
+	if !to.IsValid() {
+		to = u.local.Addr()
+	}
+	return to.Unmap().WithZone("")
+}
+
 // flowFor returns the flow of m, which it creates if needed, or nil if there is none, or not
 // yet.
 func (u *udpPort) flowFor(m sock.Message, now leaky.Time) *udpFlow {
@@ -107,7 +118,7 @@ func (u *udpPort) flowFor(m sock.Message, now leaky.Time) *udpFlow {
 	f := &udpFlow{key: key, proxy: p, listener: b.listener, fd: -1, unanswered: true, to: sock.NewReplyAddr(m.From, m.Scope, m.To), broadcast: m.Broadcast, lastActive: now}
 	f.started = now
 	f.flow = shaper.Flow{
-		Source: m.From.Addr().Unmap().WithZone(""), Port: u.port, Protocol: shaper.UDP,
+		Source: m.From.Addr().Unmap().WithZone(""), Destination: u.destination(m), Port: u.local.Port(), Protocol: shaper.UDP,
 		Connection: p.nextID.Add(1),
 	}
 	if !f.admit(*b, m, now) {

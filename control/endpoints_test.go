@@ -201,7 +201,7 @@ var endpoints = map[string]endpoint{
 		query: map[string]param{
 			"source": must(text("Source address.")), "to": must(text("Protocol and destination: tcp/5432, tcp/192.0.2.1:5432, udp/53, icmp.")),
 			"listener": text("Listener, if several have the port."),
-			"attach":   text("Attachment, for packets."), "destination": text("Destination address, for packets."),
+			"attach":   text("Attachment, for packets."), "destination": text("Destination address, for packets."), "dscp": text("DSCP, for packets: a name or a number; default 0."), "mark": text("Mark, for packets; default 0."), "cgroup": text("Control group of the local process that sends packets."), "tlv": text("Type and value in the PROXY header: 0xE0=tenant-7."), "downstream": text("Downstream that is chosen, if the listener has several."),
 		},
 		asks: []ask{{at: "?source=192.0.2.1&to=tcp/1", code: 200}, rejected.query("source=x&to=x")},
 	},

@@ -104,7 +104,7 @@ func (a *handlers) getConnections(w http.ResponseWriter, q *http.Request) {
 
 func (a *handlers) getExplain(w http.ResponseWriter, q *http.Request) {
 	v := q.URL.Query()
-	e, err := a.Daemon.Explain(ExplainRequest{Source: v.Get("source"), To: v.Get("to"), Listener: v.Get("listener"), Attach: v.Get("attach"), Destination: v.Get("destination")})
+	e, err := a.Daemon.Explain(ExplainRequest{Source: v.Get("source"), To: v.Get("to"), Listener: v.Get("listener"), Attach: v.Get("attach"), Destination: v.Get("destination"), DSCP: v.Get("dscp"), Mark: v.Get("mark"), Downstream: v.Get("downstream"), TLV: v.Get("tlv"), Cgroup: v.Get("cgroup")})
 	if !writeError(w, err) {
 		a.addShares(&e)
 		writeJSON(w, http.StatusOK, e)

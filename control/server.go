@@ -131,7 +131,7 @@ var (
 )
 
 // ExplainRequest is the query of GET /v1/explain.
-type ExplainRequest struct{ Source, To, Listener, Attach, Destination string }
+type ExplainRequest struct{ Source, To, Listener, Attach, Destination, DSCP, Mark, Downstream, TLV, Cgroup string }
 
 // Server serves the API on the control socket.
 type Server struct {

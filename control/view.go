@@ -253,7 +253,7 @@ func (v *view) limit(p *shaper.Policy, i int) api.Limit {
 	l := p.Limit(i)
 	set, inFiles := v.Daemon.Override(l.Name)
 	out := api.Limit{
-		Name: l.Name, Plane: "proxy", Mode: shaper.Mode(l.Observe).String(), Key: l.Key.String(), Single: l.Key == 0, Summary: v.Daemon.Summary(l),
+		Name: l.Name, Plane: "proxy", Mode: shaper.Mode(l.Observe).String(), Key: l.KeyText(), Single: l.Key == 0, Summary: v.Daemon.Summary(l),
 		Block: l.Block, Override: set, FileOverride: inFiles, Direction: l.Direction.String(),
 		Rate: float64(l.Rate) / 8, Packets: l.Packets.PerSecond(), NewConnections: l.NewConnections.PerSecond(),
 		Scheduled: v.Daemon.Scheduled(l.Name), MaxConnections: l.MaxConnections, MaxDelay: l.MaxDelay.Seconds(), QueueTimeout: l.QueueTimeout.Seconds(),

@@ -5,14 +5,16 @@ import (
 	"net/netip"
 	"slices"
 
+	"shaperd.dev/shaperd/shaper/asn"
 	"shaperd.dev/shaperd/shaper/segments"
 )
 
 // Class is the classification of an address.
 type Class struct {
-	ASN uint32 // of a source; 0 for destinations
-	Row uint32 // of a source: index of the tiers that its buckets have, and of the classes that match it
-	Set Set    // limits that match the address
+	ASN     uint32      // of a source; 0 for destinations
+	Country asn.Country // as ASN
+	Row     uint32      // of a source: index of the tiers that its buckets have, and of the classes that match it
+	Set     Set         // limits that match the address
 
 	excepted Set // limits that would match a source if they did not except it
 }
@@ -76,9 +78,10 @@ type edgeKind uint8
 
 // What a prefix or a range is of, in the order in which those of equal length begin.
 const (
-	ofASN    edgeKind = iota
-	ofMatch           // a limit
-	ofExcept          // a limit
+	ofASN edgeKind = iota
+	ofCountry
+	ofMatch  // a limit
+	ofExcept // a limit
 	ofClass
 	ofGroup
 	ofValues
@@ -86,10 +89,11 @@ const (
 
 // place is what is known of the addresses of a segment.
 type place struct {
-	inside [ofValues][MaxLimits]int // number of prefixes around it, by kind and index; they may nest
-	in     [ofValues]uint64         // those that are not 0, as bits
-	asn    uint32
-	tiers  [][]placedTier // by rank of the limit: of the prefixes around it, the longest last
+	inside  [ofValues][MaxLimits]int // number of prefixes around it, by kind and index; they may nest
+	in      [ofValues]uint64         // those that are not 0, as bits
+	asn     uint32
+	country asn.Country
+	tiers   [][]placedTier // by rank of the limit: of the prefixes around it, the longest last
 }
 
 func newAddressBuilder(limits int) *addressBuilder {
@@ -162,6 +166,10 @@ func (b *addressBuilder) sweep(edges []edge, set func(at segments.Addr6, class u
 			here.asn = e.index
 		case e.kind == ofASN:
 			here.asn = 0
+		case e.kind == ofCountry && e.delta > 0:
+			here.country = asn.Country(e.index)
+		case e.kind == ofCountry:
+			here.country = 0
 		case e.kind < ofValues:
 			if here.inside[e.kind][e.index] += int(e.delta); here.inside[e.kind][e.index] > 0 {
 				here.in[e.kind] |= 1 << e.index

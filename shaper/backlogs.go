@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // Backlog is the backlog of one bucket in a form that does not depend on the process, to
@@ -13,11 +14,14 @@ import (
 // its burst: the next process begins without credit.
 type Backlog struct {
 	Limit          string
-	NewConnections bool // the bucket paces new connections
-	Source         netip.Addr
+	NewConnections bool       // the bucket paces new connections
+	Address        netip.Addr `json:"Source"` // source or destination in the key
 	ASN            uint32
 	Port           uint16
 	Listen         string
+	Downstream     string      `json:",omitempty"`
+	TLV            uint64      `json:",omitempty"` // hash
+	Country        asn.Country `json:",omitzero"`  // code of two letters as a number
 	Bytes, Packets uint64
 
 	// Of a history of new connections, by a clock that goes on: when they have passed, or the number of a window, and those in
@@ -57,7 +61,7 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 		if l.whole == nil {
 			return
 		}
-		d := newBacklog(k, st, listeners)
+		d := s.newBacklog(k, st, listeners)
 		if l.shared {
 			d.Bytes, d.Packets = b.Debt(&l.share.Shape, now)
 		} else {
@@ -76,7 +80,7 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 			if used == 0 {
 				return
 			}
-			d := newBacklog(k, st, listeners)
+			d := s.newBacklog(k, st, listeners)
 			d.Packets, d.Evicted = used, evicted
 			switch h := h.(type) {
 			case *leaky.SlidingLog:
@@ -106,10 +110,13 @@ func (s *Shaper) Backlogs(n int, now leaky.Time) []Backlog {
 }
 
 // newBacklog returns that of a key of the limit with a state, with nothing in it yet.
-func newBacklog(k *Key, st *LimitState, listeners map[uint16]string) Backlog {
-	d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Port: k.Port, Listen: listeners[k.Origin]}
-	if k.Source != [16]byte{} {
-		d.Source = netip.AddrFrom16(k.Source)
+func (s *Shaper) newBacklog(k *Key, st *LimitState, listeners map[uint16]string) Backlog {
+	d := Backlog{Limit: st.Name, NewConnections: k.Limit&1 != 0, ASN: k.ASN, Country: k.Country, TLV: k.TLV, Port: k.Port, Listen: listeners[k.Origin]}
+	if k.Downstream != 0 {
+		d.Downstream = s.downstreams.name(k.Downstream)
+	}
+	if k.Address != [16]byte{} {
+		d.Address = netip.AddrFrom16(k.Address)
 	}
 	return d
 }
@@ -122,14 +129,17 @@ func (s *Shaper) Restore(p *Policy, backlogs []Backlog, ago, now leaky.Time) {
 		if i < 0 {
 			continue
 		}
-		k := Key{Limit: p.states[i].ID, ASN: d.ASN, Port: d.Port}
+		k := Key{Limit: p.states[i].ID, ASN: d.ASN, Country: d.Country, TLV: d.TLV, Port: d.Port}
 		shape := &p.shapes[i]
 		if d.NewConnections {
 			k.Limit++
 			shape = &p.newConns[i]
 		}
-		if d.Source.IsValid() {
-			k.Source = d.Source.As16()
+		if d.Address.IsValid() {
+			k.Address = d.Address.As16()
+		}
+		if d.Downstream != "" {
+			k.Downstream = s.DownstreamID(d.Downstream)
 		}
 		if d.Listen != "" {
 			k.Origin = s.Listener(d.Listen).ID

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/asn"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -44,10 +45,10 @@ func TestRestore_ContinuesBacklogs(t *testing.T) {
 	want := []shaper.Backlog{
 		{Limit: "all", Bytes: 8000},
 		{Limit: "gone", Port: 80, Bytes: 8000},
-		{Limit: "each", Source: netip.MustParseAddr("2001:db8::"), Listen: "l", Bytes: 5000},
-		{Limit: "each", Source: netip.MustParseAddr("::ffff:10.0.0.0"), Listen: "l", Bytes: 3000},
+		{Limit: "each", Address: netip.MustParseAddr("2001:db8::"), Listen: "l", Bytes: 5000},
+		{Limit: "each", Address: netip.MustParseAddr("::ffff:10.0.0.0"), Listen: "l", Bytes: 3000},
 	}
-	byName := cmpopts.SortSlices(func(a, b shaper.Backlog) bool { return a.Limit+a.Source.String() < b.Limit+b.Source.String() })
+	byName := cmpopts.SortSlices(func(a, b shaper.Backlog) bool { return a.Limit+a.Address.String() < b.Limit+b.Address.String() })
 	if diff := cmp.Diff(want, backlogs, byName, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 		t.Fatal(diff)
 	}
@@ -88,5 +89,50 @@ func TestRestore_ForgetsDrainedBacklogs(t *testing.T) {
 	s.Restore(p, []shaper.Backlog{{Limit: "l", Bytes: 1000}, {Limit: "unknown", Bytes: 1000}}, 2*leaky.Second, 5*leaky.Second)
 	if n := s.TableUsage().Entries; n != 0 {
 		t.Errorf("%d buckets, want none", n)
+	}
+}
+
+// Buckets by other things than the source have their backlog in the next process, in which downstreams have other numbers.
+func TestRestore_Keys(t *testing.T) {
+	limits := []shaper.Limit{
+		{Name: "destination", Key: shaper.KeyDestination, IPv4Prefix: 32, IPv6Prefix: 128, Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "downstream", Key: shaper.KeyDownstream, Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "country", Key: shaper.KeyCountry, Rate: 8e3, MaxDelay: time.Hour},
+		{Name: "tlv", Key: shaper.KeyTLV, TLV: 0xe0, Rate: 8e3, MaxDelay: time.Hour},
+	}
+	home := asn.CountryRange{First: netip.MustParseAddr("192.0.2.0"), Last: netip.MustParseAddr("192.0.2.255"), Country: 'D'<<8 | 'E'}
+	table, err := asn.New(nil, home)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := shaper.Downstream{Host: "10.0.0.1"}, shaper.Downstream{Host: "10.0.0.2", Port: 80}
+	process := func(downstreams ...shaper.Downstream) (*shaper.Shaper, *shaper.Policy, *shaper.Flow) {
+		s := shaper.New(100)
+		p, err := s.Compile(limits, []shaper.Listener{{Name: "l", Addresses: []shaper.Address{{Protocol: shaper.TCP}}, Downstream: downstreams}}, nil, table, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Swap(p, leaky.Second)
+		return s, p, &shaper.Flow{
+			Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddr("198.51.100.1"), Protocol: shaper.TCP,
+			Origin: p.ListenerIndex("l"), Downstream: p.DownstreamID(b.Name()), TLVs: []shaper.TLV{s.NewTLV(0xe0, []byte("tenant-7"))},
+		}
+	}
+	s, p, f := process(a, b)
+	r := p.Route(f)
+	s.Decide(p, f, r, r.ToDownstream, 5000, 1, leaky.Second)
+	next, q, g := process(b, a)
+	if f.Downstream == g.Downstream {
+		t.Fatalf("both processes number it %d: this tests nothing", f.Downstream)
+	}
+	next.Restore(q, s.Backlogs(10, leaky.Second), 0, leaky.Second)
+	for i := range q.Len() {
+		bucket, _ := next.Peek(q.Key(i, g, q.Route(g)), leaky.Second)
+		if k := q.Key(i, g, q.Route(g)); k == (shaper.Key{Limit: k.Limit}) {
+			t.Errorf("the key of limit %s is empty: this tests nothing", q.Limit(i).Name)
+		}
+		if bytes, _ := bucket.Backlog(q.Shape(i), leaky.Second); bytes != 5000 {
+			t.Errorf("limit %s: %s has a backlog of %d bytes, want 5000", q.Limit(i).Name, q.Describe(i, g, q.Route(g)), bytes)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 const (
@@ -63,7 +64,11 @@ func (p *Policy) overlap(i, j int) bool {
 		overlaps(a.Match.Source, b.Match.Source, netip.Prefix.Overlaps) &&
 		overlaps(a.Match.Destination, b.Match.Destination, netip.Prefix.Overlaps) &&
 		overlaps(a.Match.ASN, b.Match.ASN, func(a, b uint32) bool { return a == b }) &&
-		overlaps(a.Match.Port, b.Match.Port, func(a, b PortRange) bool { return a.First <= b.Last && b.First <= a.Last })
+		overlaps(a.Match.Country, b.Match.Country, func(a, b asn.Country) bool { return a == b }) &&
+		overlaps(a.Match.Port, b.Match.Port, func(a, b PortRange) bool { return a.First <= b.Last && b.First <= a.Last }) &&
+		overlaps(a.Match.DSCP, b.Match.DSCP, func(a, b DSCP) bool { return a == b }) &&
+		overlaps(a.Match.Mark, b.Match.Mark, Mark.overlaps) &&
+		overlaps(a.Match.Cgroup, b.Match.Cgroup, func(a, b string) bool { return inCgroup(a, b) || inCgroup(b, a) })
 }
 
 // overlaps reports whether a value may match both a and b. An empty list matches all.
@@ -77,22 +82,24 @@ func overlaps[T any](a, b []T, overlap func(a, b T) bool) bool {
 func (l *Limit) covers(o *Limit) bool {
 	key := o.Key
 	if key&KeyConnection != 0 {
-		key |= KeySource | KeyPort
+		key |= KeySource | KeyPort | KeyDestination
 	}
 	if key&KeySource != 0 {
-		key |= KeyASN // a prefix of two AS is rare, and shares a bucket then
+		key |= KeyASN | KeyCountry // a prefix of two AS is rare, and shares a bucket then
 	}
 	m, n := &l.Match, &o.Match
 	return l.Key&^key == 0 &&
-		(l.Key&o.Key&KeySource == 0 || l.IPv4Prefix <= o.IPv4Prefix && l.IPv6Prefix <= o.IPv6Prefix) &&
+		(l.Key&o.Key&keyAddress == 0 || l.IPv4Prefix <= o.IPv4Prefix && l.IPv6Prefix <= o.IPv6Prefix) &&
 		(l.Direction == o.Direction || l.Direction == Both) &&
 		(m.Protocol == AnyProtocol || m.Protocol == n.Protocol) &&
 		covers(m.Listen, n.Listen, func(a, b string) bool { return a == b }) &&
 		covers(m.Attach, n.Attach, func(a, b string) bool { return a == b }) &&
 		covers(m.Source, n.Source, containsPrefix) && covers(m.Destination, n.Destination, containsPrefix) &&
 		covers(m.ASN, n.ASN, func(a, b uint32) bool { return a == b }) &&
+		covers(m.Country, n.Country, func(a, b asn.Country) bool { return a == b }) &&
 		covers(m.Group, n.Group, func(a, b string) bool { return a == b }) &&
 		(!l.Except.Any() || reflect.DeepEqual(l.Except, o.Except)) &&
+		covers(m.DSCP, n.DSCP, func(a, b DSCP) bool { return a == b }) && covers(m.Mark, n.Mark, Mark.covers) && covers(m.Cgroup, n.Cgroup, inCgroup) &&
 		covers(m.Port, n.Port, func(a, b PortRange) bool { return a.First <= b.First && b.Last <= a.Last })
 }
 

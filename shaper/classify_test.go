@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,7 +19,7 @@ import (
 // naiveRoute compares every field of every limit with the flow.
 func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) (r Route, exempt Set) {
 	listener, attachment := w.originNames(f)
-	r.ASN = w.asn(p, table, f.Source)
+	r.ASN, r.Country = w.asn(p, table, f.Source), w.country(p, table, f.Source)
 	for i := range p.Len() {
 		l := p.Limit(i)
 		m := &l.Match
@@ -30,8 +31,14 @@ func (w *world) naiveRoute(p *Policy, table *asn.Table, f *Flow) (r Route, exemp
 			len(m.Source) > 0 && !slices.ContainsFunc(m.Source, func(p netip.Prefix) bool { return p.Contains(f.Source) }),
 			len(m.Destination) > 0 && !slices.ContainsFunc(m.Destination, func(p netip.Prefix) bool { return p.Contains(f.Destination) }),
 			len(m.ASN) > 0 && !slices.Contains(m.ASN, r.ASN),
+			len(m.Country) > 0 && !slices.Contains(m.Country, r.Country),
 			len(m.Group) > 0 && !w.inGroups(m.Group, f.Source, r.ASN),
-			len(m.Port) > 0 && !slices.ContainsFunc(m.Port, func(r PortRange) bool { return r.First <= f.Port && f.Port <= r.Last }):
+			len(m.Port) > 0 && !slices.ContainsFunc(m.Port, func(r PortRange) bool { return r.First <= f.Port && f.Port <= r.Last }),
+			len(m.DSCP) > 0 && !slices.Contains(m.DSCP, f.DSCP),
+			len(m.Mark) > 0 && !slices.ContainsFunc(m.Mark, func(m Mark) bool { return f.Mark&m.Mask == m.Value }),
+			len(m.Cgroup) > 0 && !slices.ContainsFunc(m.Cgroup, func(group string) bool {
+				return f.Cgroup != "" && strings.HasPrefix(f.Cgroup+"/", strings.TrimSuffix(group, "/")+"/")
+			}):
 			continue
 		case w.inGroups(l.Except.Group, f.Source, r.ASN), slices.Contains(l.Except.ASN, r.ASN),
 			slices.ContainsFunc(l.Except.Source, func(p netip.Prefix) bool { return p.Contains(f.Source) }):
@@ -58,6 +65,16 @@ func (w *world) asn(p *Policy, table *asn.Table, source netip.Addr) uint32 {
 		if len(l.Match.ASN)+len(l.Except.ASN) > 0 || l.Key&KeyASN != 0 || used(l.Match.Group) || used(l.Except.Group) ||
 			slices.ContainsFunc(l.For, func(t Tier) bool { return used([]string{t.Group}) }) {
 			return table.Lookup(source)
+		}
+	}
+	return 0
+}
+
+// country returns the country of a source, or 0 if nothing in p depends on it.
+func (w *world) country(p *Policy, table *asn.Table, source netip.Addr) asn.Country {
+	for i := range p.Len() {
+		if l := p.Limit(i); len(l.Match.Country) > 0 || l.Key&KeyCountry != 0 {
+			return table.Country(source)
 		}
 	}
 	return 0
@@ -349,7 +366,29 @@ func TestPolicy_SegmentTables(t *testing.T) {
 				t.Fatalf("without limits by destination, destinations have the set %b", destinations)
 			}
 			ports := segment(t, p.Ports(), f.Port, func(a, b uint16) int { return int(a) - int(b) })
-			set := c.Set & destinations & ports & p.OriginSet(f.Origin) & p.ProtocolSet(f.Protocol)
+			byMark, masks := p.Marks()
+			marks := ^byMark
+			for i := range masks {
+				marks |= segment(t, masks[i].All(), f.Mark&masks[i].Mask, number)
+			}
+			country := Country(0)
+			if f.Source.Is4() {
+				country = segment(t, p.Countries4(), uint32(segments.ToAddr4(f.Source)), number)
+			} else {
+				country = segment(t, p.Countries6(), segments.ToAddr6(f.Source), segments.Addr6.Compare)
+			}
+			if r := p.Route(f); country != r.Country {
+				t.Fatalf("flow %+v: tables have country %v, Route %v", *f, country, r.Country)
+			}
+			groups := ^p.withCgroup
+			for _, group := range p.Cgroups() {
+				if all, matched := p.CgroupSet(group); all != p.withCgroup {
+					t.Fatalf("limits %b match control groups, want %b", all, p.withCgroup)
+				} else if inCgroup(group, f.Cgroup) {
+					groups |= matched
+				}
+			}
+			set := groups & c.Set & destinations & ports & p.OriginSet(f.Origin) & p.ProtocolSet(f.Protocol) & p.DSCPSet(f.DSCP) & marks
 			if r := p.Route(f); r.ASN != c.ASN || r.Limits() != set {
 				t.Fatalf("flow %+v: tables have AS%d and %b, Route %+v", *f, c.ASN, set, r)
 			}

@@ -74,8 +74,8 @@ func TestFieldNames(t *testing.T) {
 			t.Errorf("field %d is %q, want %q", i, got, name)
 		}
 	}
-	all := KeySource | KeyASN | KeyPort | KeyListen | KeyConnection | KeyAttach
-	if got, want := all.String(), "source,asn,port,listen,connection,attach"; got != want || int(all) != 1<<len(FieldNames())-1 {
+	all := KeySource | KeyASN | KeyPort | KeyListen | KeyConnection | KeyAttach | KeyDestination | KeyDownstream | KeyCountry | KeyTLV
+	if got, want := all.String(), "source,asn,port,listen,connection,attach,destination,downstream,country,tlv"; got != want || int(all) != 1<<len(FieldNames())-1 {
 		t.Errorf("all fields are %q, want %q", got, want)
 	}
 }

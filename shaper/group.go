@@ -95,7 +95,7 @@ func (p *Policy) addTier(i int, v Values, index map[Values]uint32) uint32 {
 
 // tierOf returns the tier of a key of limit i, which has tiers.
 func (p *Policy) tierOf(i int, k *Key) *tier {
-	row := p.sources.class(netip.AddrFrom16(k.Source).Unmap()).Row
+	row := p.sources.class(netip.AddrFrom16(k.Address).Unmap()).Row
 	return &p.tiers[i][p.sources.tier(row, p.tiered.rank(i))]
 }
 

@@ -31,7 +31,7 @@ func TestHistories_Eviction(t *testing.T) {
 			for range 20_000 {
 				now += leaky.Time(rnd.ExpFloat64() * float64(leaky.Second) * 60 / 1000)
 				k := Key{Limit: st.ID + 1}
-				binary.BigEndian.PutUint32(k.Source[12:], rnd.Uint32N(sources))
+				binary.BigEndian.PutUint32(k.Address[12:], rnd.Uint32N(sources))
 				var b leaky.Bucket
 				h := s.CheckOutHistory(p, 0, k, &b, p.NewConnections(0), now)
 				if h.Depart(now) == now {
@@ -68,7 +68,7 @@ func TestHistories_Eviction(t *testing.T) {
 			now += 121 * leaky.Second
 			for i := range uint32(200) { // all that are empty make room
 				k := Key{Limit: st.ID + 1}
-				binary.BigEndian.PutUint32(k.Source[12:], 1e6+i)
+				binary.BigEndian.PutUint32(k.Address[12:], 1e6+i)
 				var b leaky.Bucket
 				h := s.CheckOutHistory(p, 0, k, &b, p.NewConnections(0), now)
 				if h.Used(now) != 0 {
@@ -101,7 +101,7 @@ func TestHistories_Memory(t *testing.T) {
 					h.follow(l, leaky.Second)
 				}
 				var k Key
-				binary.BigEndian.PutUint64(k.Source[8:], i)
+				binary.BigEndian.PutUint64(k.Address[8:], i)
 				one := l.newHistory()
 				for n := tt.next; n > 0; n -= min(n, 100) {
 					one.Charge(min(n, 100), leaky.Second)
@@ -138,7 +138,7 @@ func TestHistories_Restore(t *testing.T) {
 		now := 130 * leaky.Second
 		left := func(s *Shaper, pass int) (n int) {
 			p := s.Policy()
-			k := Key{Limit: p.State(0).ID + 1, Source: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}}
+			k := Key{Limit: p.State(0).ID + 1, Address: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: 1}}
 			b := s.CheckOut(k, now)
 			h := s.CheckOutHistory(p, 0, k, &b, p.NewConnections(0), now)
 			for ; n < pass; n++ {
@@ -190,7 +190,7 @@ func TestHistories_RestoreAgain(t *testing.T) {
 			}
 			s.Restore(p, saved, leaky.Second, now)
 			s.Swap(p, now)
-			k := Key{Limit: p.State(0).ID + 1, Source: [16]byte{15: 1}}
+			k := Key{Limit: p.State(0).ID + 1, Address: [16]byte{15: 1}}
 			var b leaky.Bucket
 			h := s.CheckOutHistory(p, 0, k, &b, p.NewConnections(0), now)
 			if i == 0 {
@@ -225,7 +225,7 @@ func TestHistories_FloorBecomesBacklog(t *testing.T) {
 		return p
 	}
 	p := swap(SlidingLog)
-	k := Key{Limit: p.State(0).ID + 1, Source: [16]byte{15: 1}}
+	k := Key{Limit: p.State(0).ID + 1, Address: [16]byte{15: 1}}
 	var b leaky.Bucket
 	h := s.CheckOutHistory(p, 0, k, &b, p.NewConnections(0), now)
 	h.Charge(5, now)
@@ -289,7 +289,7 @@ func TestHistories_RestoreEvicted(t *testing.T) {
 		}
 		key := func(p *Policy, i uint32) Key {
 			k := Key{Limit: p.State(0).ID + 1}
-			binary.BigEndian.PutUint32(k.Source[12:], i)
+			binary.BigEndian.PutUint32(k.Address[12:], i)
 			return k
 		}
 		s, p := start()
@@ -333,7 +333,7 @@ func TestBacklogs_Times(t *testing.T) {
 	for i := range limits {
 		for n := range uint32(1900) {
 			k := Key{Limit: p.State(i).ID + 1}
-			binary.BigEndian.PutUint32(k.Source[12:], n)
+			binary.BigEndian.PutUint32(k.Address[12:], n)
 			h := s.CheckOutHistory(p, i, k, &leaky.Bucket{}, p.NewConnections(i), at)
 			h.Charge(1000, at)
 			s.CheckInHistory(p.State(i), p.Limit(i), k, h, at)

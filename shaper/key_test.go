@@ -31,12 +31,20 @@ func TestKey_ContainsOnlyItsFields(t *testing.T) {
 						bits = l.IPv4Prefix
 					}
 					prefix, _ := f.Source.Prefix(bits)
-					want.Source = prefix.Addr().As16()
+					want.Address = prefix.Addr().As16()
 					if got, ok := p.SourcePrefix(i, p.Key(i, f, r)); !ok || got != prefix {
 						t.Fatalf("source %v /%d: SourcePrefix = %v, %v", f.Source, bits, got, ok)
 					}
 				} else if got, ok := p.SourcePrefix(i, p.Key(i, f, r)); ok {
 					t.Fatalf("SourcePrefix = %v of a key without a source", got)
+				}
+				if l.Key&KeyDestination != 0 {
+					bits := l.IPv6Prefix
+					if f.Destination.Is4() {
+						bits = l.IPv4Prefix
+					}
+					prefix, _ := f.Destination.Prefix(bits)
+					want.Address = prefix.Addr().As16()
 				}
 				if l.Key&KeyASN != 0 {
 					want.ASN = table.Lookup(f.Source)
@@ -46,6 +54,17 @@ func TestKey_ContainsOnlyItsFields(t *testing.T) {
 				}
 				if l.Key&(KeyListen|KeyAttach) != 0 {
 					want.Origin = p.origins[f.Origin].id
+				}
+				if l.Key&KeyCountry != 0 {
+					want.Country = table.Country(f.Source)
+				}
+				if l.Key&KeyTLV != 0 {
+					if i := slices.IndexFunc(f.TLVs, func(v TLV) bool { return v.Type == l.TLV }); i >= 0 {
+						want.TLV = f.TLVs[i].Hash
+					}
+				}
+				if l.Key&KeyDownstream != 0 {
+					want.Downstream = f.Downstream
 				}
 				if l.Key&KeyConnection != 0 {
 					want.Connection = f.Connection
@@ -128,7 +147,7 @@ func TestKey_StableOverReloads(t *testing.T) {
 }
 
 func TestDescribe(t *testing.T) {
-	listeners := []Listener{{Name: "front", Addresses: []Address{{Protocol: TCP}}}}
+	listeners := []Listener{{Name: "front", Addresses: []Address{{Protocol: TCP}}, Downstream: []Downstream{{Host: "10.0.0.1"}, {Host: "::2", Port: 80}}}}
 	attached := Match{Attach: []string{"uplink"}}
 	for _, tt := range []struct {
 		key    Fields
@@ -146,6 +165,10 @@ func TestDescribe(t *testing.T) {
 		{KeyPort, "192.0.2.1", 1, "port 443"},
 		{KeyConnection, "192.0.2.1", 0, "this connection"},
 		{KeySource | KeyASN | KeyPort | KeyListen | KeyConnection, "192.0.2.1", 0, "source 192.0.2.0/24, asn 64500, port 443, listen front, this connection"},
+		{KeyDestination, "192.0.2.1", 0, "destination 198.51.100.0/24"},
+		{KeyDestination | KeyPort, "192.0.2.1", 2, "destination 198.51.100.0/24, port 443"},
+		{KeyDownstream, "192.0.2.1", 0, "downstream [::2]:80"},
+		{KeyCountry, "192.0.2.1", 0, "country DE"},
 		{KeyAttach, "192.0.2.1", 2, "attach uplink"},
 		{KeyAttach, "192.0.2.1", 3, "attach none"},
 	} {
@@ -155,8 +178,8 @@ func TestDescribe(t *testing.T) {
 				l.Match = attached
 			}
 			p := mustCompile(t, New(1), []Limit{l}, listeners, Attachment{Name: "uplink"})
-			f := Flow{Source: netip.MustParseAddr(tt.source), Port: 443, Origin: tt.listen, Protocol: TCP}
-			if got := p.Describe(0, &f, Route{ASN: 64500}); got != tt.want {
+			f := Flow{Source: netip.MustParseAddr(tt.source), Destination: netip.MustParseAddr("198.51.100.7"), Port: 443, Origin: tt.listen, Protocol: TCP, Downstream: p.DownstreamID("[::2]:80")}
+			if got := p.Describe(0, &f, Route{ASN: 64500, Country: 'D'<<8 | 'E'}); got != tt.want {
 				t.Errorf("Describe = %q, want %q", got, tt.want)
 			}
 		})
@@ -173,6 +196,7 @@ func TestPolicy_OrderOfLimits(t *testing.T) {
 		{Name: "narrow", Rate: 8, Key: KeySource, IPv4Prefix: 32, IPv6Prefix: 64},
 		{Name: "narrow and port", Rate: 8, Key: KeySource | KeyPort, IPv4Prefix: 32, IPv6Prefix: 64},
 		{Name: "connection", Rate: 8, Key: KeyConnection},
+		{Name: "server", Rate: 8, Key: KeyDestination, IPv4Prefix: 32, IPv6Prefix: 128},
 		{Name: "attach", Rate: 8, Key: KeyAttach, Match: Match{Attach: []string{"uplink"}}},
 		{Name: "destination", Rate: 8, Match: Match{Attach: []string{"uplink"}, Destination: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}},
 		{Name: "attachment", Rate: 8, Match: Match{Attach: []string{"uplink"}}},
@@ -182,7 +206,7 @@ func TestPolicy_OrderOfLimits(t *testing.T) {
 	for i := range p.Len() {
 		got = append(got, p.Limit(i).Name)
 	}
-	want := []string{"connection", "narrow and port", "narrow", "wide", "attach", "asn", "destination", "attachment", "all", "all too"}
+	want := []string{"connection", "narrow and port", "narrow", "wide", "server", "attach", "asn", "destination", "attachment", "all", "all too"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -2,12 +2,14 @@ package shaper
 
 import (
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"strconv"
 	"strings"
 	"time"
 
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper/asn"
 	"shaperd.dev/shaperd/shaper/quota"
 )
 
@@ -44,8 +46,9 @@ type Limit struct {
 	// Key splits the matched traffic; each distinct key has a bucket and a
 	// connection count of its own. The zero Fields is one bucket for all.
 	Key        Fields
-	IPv4Prefix int // bits of an IPv4 source in the key, 1 to 32
-	IPv6Prefix int // bits of an IPv6 source in the key, 1 to 128
+	TLV        uint8 // type of the value in the PROXY protocol header that is in the key, with KeyTLV
+	IPv4Prefix int   // bits of an IPv4 source or destination in the key, 1 to 32
+	IPv6Prefix int   // bits of an IPv6 source or destination in the key, 1 to 128
 
 	// Shared is one bucket per key for all hosts of a group, in either plane: each host
 	// may use parts of it, as its Lease says.
@@ -224,8 +227,12 @@ type Match struct {
 	Source      []netip.Prefix
 	Destination []netip.Prefix // packet plane only
 	ASN         []uint32
-	Group       []string    // names of groups of sources
-	Port        []PortRange // destination ports, as the source sees them
+	Country     []asn.Country // of sources; 0 is unknown
+	Group       []string      // names of groups of sources
+	Port        []PortRange   // destination ports, as the source sees them
+	DSCP        []DSCP        // packet plane only, for limits that do not count connections
+	Mark        []Mark        // as DSCP, and not at XDP
+	Cgroup      []string      // control groups of local processes, see ParseCgroup; as Mark, and at egress
 }
 
 // PortRange is the ports First to Last, both included.
@@ -268,19 +275,25 @@ func (d Direction) String() string {
 }
 
 // Fields is the set of fields of a key.
-type Fields uint8
+type Fields uint16
 
 // The fields of a key.
 const (
-	KeySource     Fields = 1 << iota // source address, masked to a prefix
-	KeyASN                           // AS of the source, 0 if unknown
-	KeyPort                          // destination port
-	KeyListen                        // listener
-	KeyConnection                    // connection or UDP flow; 5-tuple in the packet plane
-	KeyAttach                        // attachment
+	KeySource      Fields = 1 << iota // source address, masked to a prefix
+	KeyASN                            // AS of the source, 0 if unknown
+	KeyPort                           // destination port
+	KeyListen                         // listener
+	KeyConnection                     // connection or UDP flow; 5-tuple in the packet plane
+	KeyAttach                         // attachment
+	KeyDestination                    // address that the source connects or sends to, masked to a prefix; not with KeySource
+	KeyDownstream                     // downstream, 0 if there is none; proxy plane only
+	KeyCountry                        // country of the source, 0 if unknown
+	KeyTLV                            // Limit.TLV in the PROXY header, 0 if there is none; proxy plane only
 )
 
-var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach"}
+const keyAddress = KeySource | KeyDestination // a key has one
+
+var fieldNames = [...]string{"source", "asn", "port", "listen", "connection", "attach", "destination", "downstream", "country", "tlv"}
 
 // FieldNames returns the names of the fields in configuration, in the order of
 // their bits.
@@ -298,6 +311,18 @@ func (f Fields) String() string {
 	}
 	return strings.Join(names, ",")
 }
+
+// KeyText returns the fields of the key of l as in configuration: "source,tlv:0xe0".
+func (l *Limit) KeyText() string {
+	text := l.Key.String()
+	if l.Key&KeyTLV != 0 {
+		text = strings.Replace(text, fieldNames[bits.TrailingZeros16(uint16(KeyTLV))], TLVName(l.TLV), 1)
+	}
+	return text
+}
+
+// TLVName returns a type of values in PROXY headers as in keys: "tlv:0xe0".
+func TLVName(tlvType uint8) string { return fmt.Sprintf("tlv:%#02x", tlvType) }
 
 // Scheduling is the scheduling of a bucket's queue.
 type Scheduling uint8

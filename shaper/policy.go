@@ -3,11 +3,9 @@ package shaper
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"math/bits"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper/asn"
@@ -31,13 +29,21 @@ func (s Set) Len() int { return bits.OnesCount64(uint64(s)) }
 // rank returns the number of limits in s before limit i.
 func (s Set) rank(i int) int { return (s & (1<<i - 1)).Len() }
 
+// Country is [asn.Country].
+type Country = asn.Country
+
 // Flow is one connection, or the datagrams between one pair of sockets.
 type Flow struct {
 	Source      netip.Addr // without a zone; IPv4, not IPv4-mapped IPv6
-	Destination netip.Addr // in the form of Source; packet plane only
+	Destination netip.Addr // in the form of Source; as the source sees it
 	Port        uint16     // destination port, as the source sees it; 0 if the protocol has none
 	Origin      uint16     // index of the listener or attachment
 	Protocol    Protocol
+	DSCP        DSCP   // packet plane only
+	Mark        uint32 // packet plane only
+	Downstream  uint16 // DownstreamID, or 0 while none is chosen; proxy plane only
+	Cgroup      string // control group of the process that sends, "" if it is not local; packet plane only
+	TLVs        []TLV  // up to MaxTLVs, of the PROXY header; proxy plane only
 	Connection  uint64 // unique ID
 }
 
@@ -45,6 +51,7 @@ type Flow struct {
 // its source.
 type Route struct {
 	ASN            uint32
+	Country        asn.Country // 0 unless a limit has to do with countries
 	ToDownstream   Set
 	FromDownstream Set
 	row            uint32 // of tiers and classes, see addresses
@@ -64,12 +71,16 @@ type Policy struct {
 	shapes           []leaky.Shape
 	newConns         []leaky.Shape // in packets
 	states           []*LimitState
+	downstreams      *names
+	tlvNames         *tlvNames
 	asns             *asn.Table
 	sources          addresses
 	destinations     addresses
 	ports            []uint16 // starts of segments
 	portSets         []Set
 	portClasses      []Set // classes, by segment
+	dscp             [NumDSCP]Set
+	marks            []MarkMask // by mask
 	origins          []origin
 	listeners        []*ListenerState // states of the first origins
 	listenerIndex    map[string]uint16
@@ -78,6 +89,9 @@ type Policy struct {
 	direction        [2]Set
 	paced            Set       // limits with Rate or Packets; the others have no bucket of units
 	withDestination  Set       // limits that match destinations
+	withDSCP         Set       // limits that match DSCPs
+	withMark         Set       // limits that match marks
+	withCgroup       Set       // limits that match control groups
 	blocks           Set       // limits that refuse all
 	shared           Set       // limits that hosts share
 	quotas           Set       // limits with a quota
@@ -120,7 +134,7 @@ func (s *Shaper) CompileRules(r Rules) (*Policy, error) {
 	if err := s.checkOrigins(listeners, attachments); err != nil {
 		return nil, err
 	}
-	p := &Policy{limits: slices.Clone(limits), asns: table, listenerIndex: map[string]uint16{}, attachmentIndex: map[string]uint16{}}
+	p := &Policy{limits: slices.Clone(limits), asns: table, downstreams: s.downstreams, tlvNames: s.tlvNames, listenerIndex: map[string]uint16{}, attachmentIndex: map[string]uint16{}}
 	slices.SortFunc(p.limits, func(a, b Limit) int {
 		return cmp.Or(cmp.Compare(b.specificity(), a.specificity()), cmp.Compare(a.Name, b.Name))
 	})
@@ -176,6 +190,7 @@ func (s *Shaper) CompileRules(r Rules) (*Policy, error) {
 	p.buildPenalties(groups, table)
 	p.destinations = buildDestinations(p.limits)
 	p.buildPorts()
+	p.buildMarks()
 	p.planCharging()
 	return p, nil
 }
@@ -201,6 +216,9 @@ func (p *Policy) addOrigins(s *Shaper, listeners []Listener, attachments []Attac
 		state := s.Listener(l.Name)
 		p.listenerIndex[l.Name] = uint16(len(p.origins))
 		p.listeners = append(p.listeners, state)
+		for _, d := range l.Downstream {
+			s.DownstreamID(d.Name())
+		}
 		add(l.Name, state.ID, func(m *Match) bool { return m.matchesListener(l.Name) })
 	}
 	add("", 0, func(m *Match) bool { return m.matchesListener("") })
@@ -224,9 +242,15 @@ func (l *Limit) specificity() int {
 		n += 1 << 14
 	}
 	if l.Key&KeySource != 0 {
-		n += 1<<12 + (l.IPv4Prefix+l.IPv6Prefix)<<3
+		n += 1 << 12
 	}
-	for _, f := range []Fields{KeyPort, KeyASN, KeyListen, KeyAttach} {
+	if l.Key&KeyDestination != 0 {
+		n += 1 << 11
+	}
+	if l.Key&keyAddress != 0 {
+		n += (l.IPv4Prefix + l.IPv6Prefix) << 3
+	}
+	for _, f := range []Fields{KeyPort, KeyASN, KeyListen, KeyAttach, KeyDownstream, KeyCountry, KeyTLV} {
 		if l.Key&f != 0 {
 			n += 1 << 8
 		}
@@ -234,7 +258,7 @@ func (l *Limit) specificity() int {
 	m := &l.Match
 	for _, narrows := range []bool{
 		m.Protocol != AnyProtocol, len(m.Listen) > 0, len(m.Attach) > 0,
-		len(m.Source) > 0, len(m.Destination) > 0, len(m.ASN) > 0, len(m.Group) > 0, len(m.Port) > 0,
+		len(m.Source) > 0, len(m.Destination) > 0, len(m.ASN) > 0, len(m.Country) > 0, len(m.Group) > 0, len(m.Port) > 0, len(m.DSCP) > 0, len(m.Mark) > 0, len(m.Cgroup) > 0,
 	} {
 		if narrows {
 			n++
@@ -327,6 +351,7 @@ func (p *Policy) Route(f *Flow) Route {
 	set := p.narrow(c.Set, f)
 	return Route{
 		ASN:            c.ASN,
+		Country:        c.Country,
 		ToDownstream:   set & p.direction[ToDownstream],
 		FromDownstream: set & p.direction[FromDownstream],
 		row:            c.Row,
@@ -338,6 +363,15 @@ func (p *Policy) narrow(set Set, f *Flow) Set {
 	set &= p.portSet(f.Port) & p.origins[f.Origin].set & p.protocol[f.Protocol]
 	if set&p.withDestination != 0 {
 		set &= p.destinations.class(f.Destination).Set
+	}
+	if set&p.withDSCP != 0 {
+		set &= p.DSCPSet(f.DSCP)
+	}
+	if set&p.withMark != 0 {
+		set &= p.markSet(f.Mark)
+	}
+	if set&p.withCgroup != 0 {
+		set = p.matchCgroup(set, f.Cgroup)
 	}
 	return set
 }
@@ -357,119 +391,8 @@ func (p *Policy) ASN(source netip.Addr) uint32 {
 	return p.asns.Lookup(source)
 }
 
-// Key identifies a bucket: a limit, and the fields of a flow that make up the limit's
-// key, the others zero. Keys are comparable and stable over reloads.
-type Key struct {
-	Source     [16]byte // masked; IPv4 as IPv4-mapped
-	Connection uint64
-	Limit      uint32 // LimitState.ID, or ID+1 for new connections
-	ASN        uint32
-	Port       uint16
-	Origin     uint16 // ID of the listener or attachment
-}
-
-// Key returns the key of f, routed as r, under limit i.
-func (p *Policy) Key(i int, f *Flow, r Route) Key {
-	l := &p.limits[i]
-	k := Key{Limit: p.states[i].ID}
-	if l.Key&KeySource != 0 {
-		k.Source = maskSource(f.Source, l.IPv4Prefix, l.IPv6Prefix)
-	}
-	if l.Key&KeyASN != 0 {
-		k.ASN = r.ASN
-	}
-	if l.Key&KeyPort != 0 {
-		k.Port = f.Port
-	}
-	if l.Key&(KeyListen|KeyAttach) != 0 {
-		k.Origin = p.origins[f.Origin].id
-	}
-	if l.Key&KeyConnection != 0 {
-		k.Connection = f.Connection
-	}
-	return k
-}
-
-// KeyOf returns the key of a source under limit i, whose key is the source alone, or nothing.
-func (p *Policy) KeyOf(i int, source netip.Addr) Key {
-	l := &p.limits[i]
-	k := Key{Limit: p.states[i].ID}
-	if l.Key&KeySource != 0 {
-		k.Source = maskSource(source, l.IPv4Prefix, l.IPv6Prefix)
-	}
-	return k
-}
+// Country returns the country of a source, even if no limit uses it; 0 if it is unknown.
+func (p *Policy) Country(source netip.Addr) asn.Country { return p.asns.Country(source) }
 
 // Listeners returns the states of the policy's listeners, by index.
 func (p *Policy) Listeners() []*ListenerState { return p.listeners }
-
-func maskSource(a netip.Addr, bits4, bits6 int) [16]byte {
-	b := a.As16()
-	bits := bits6
-	if a.Is4() {
-		bits = 96 + bits4
-	}
-	if bits < 128 {
-		i := bits / 8
-		b[i] &= ^byte(0xff >> (bits % 8))
-		clear(b[i+1:])
-	}
-	return b
-}
-
-// SourcePrefix returns the source prefix in k, a key of limit i, or false if the source is
-// not part of the key.
-func (p *Policy) SourcePrefix(i int, k Key) (netip.Prefix, bool) {
-	l := &p.limits[i]
-	if l.Key&KeySource == 0 {
-		return netip.Prefix{}, false
-	}
-	if a := netip.AddrFrom16(k.Source); a.Is4In6() {
-		return netip.PrefixFrom(a.Unmap(), l.IPv4Prefix), true
-	}
-	return netip.PrefixFrom(netip.AddrFrom16(k.Source), l.IPv6Prefix), true
-}
-
-// Describe returns the key of f under limit i as text.
-func (p *Policy) Describe(i int, f *Flow, r Route) string {
-	return p.DescribeKey(i, p.Key(i, f, r))
-}
-
-// DescribeKey returns a key of limit i as text. Connection 0 is "this connection".
-func (p *Policy) DescribeKey(i int, k Key) string {
-	l := &p.limits[i]
-	if l.Key == 0 {
-		return "all"
-	}
-	var parts []string
-	add := func(field Fields, format string, arg any) {
-		if l.Key&field != 0 {
-			parts = append(parts, fmt.Sprintf(format, arg))
-		}
-	}
-	prefix, _ := p.SourcePrefix(i, k)
-	add(KeySource, "source %v", prefix)
-	add(KeyASN, "asn %d", k.ASN)
-	add(KeyPort, "port %d", k.Port)
-	name := p.originName(l, k.Origin)
-	add(KeyListen, "listen %s", name)
-	add(KeyAttach, "attach %s", name)
-	switch {
-	case l.Key&KeyConnection == 0:
-	case k.Connection == 0:
-		parts = append(parts, "this connection")
-	default:
-		add(KeyConnection, "connection %d", k.Connection)
-	}
-	return strings.Join(parts, ", ")
-}
-
-// originName returns the name of the listener or attachment with an ID, for keys of l.
-func (p *Policy) originName(l *Limit, id uint16) string {
-	for i, o := range p.origins {
-		if o.id == id && i < len(p.listeners) != l.InPacketPlane() {
-			return cmp.Or(o.name, "none")
-		}
-	}
-	return "none"
-}

@@ -17,12 +17,12 @@ func (p *Policy) CountsSameKeys(q *Policy) bool {
 			return i == len(p.limits) && j == len(q.limits)
 		}
 		a, b := &p.limits[i], &q.limits[j]
-		byASN := a.Key&KeyASN != 0 || len(a.Match.ASN) > 0 || len(a.Except.ASN) > 0
+		byTable := a.Key&KeyASN != 0 || len(a.Match.ASN) > 0 || len(a.Except.ASN) > 0 || a.Key&KeyCountry != 0 || len(a.Match.Country) > 0
 		if len(a.Match.Group)+len(a.Except.Group) > 0 { // whose sources may have changed
 			return false
 		}
-		same = a.Name == b.Name && a.SlotFor.InTurns() == b.SlotFor.InTurns() && a.Key == b.Key && a.IPv4Prefix == b.IPv4Prefix && a.IPv6Prefix == b.IPv6Prefix &&
-			a.Direction == b.Direction && reflect.DeepEqual(a.Match, b.Match) && reflect.DeepEqual(a.Except, b.Except) && (!byASN || p.asns == q.asns)
+		same = a.Name == b.Name && a.SlotFor.InTurns() == b.SlotFor.InTurns() && a.Key == b.Key && a.TLV == b.TLV && a.IPv4Prefix == b.IPv4Prefix && a.IPv6Prefix == b.IPv6Prefix &&
+			a.Direction == b.Direction && reflect.DeepEqual(a.Match, b.Match) && reflect.DeepEqual(a.Except, b.Except) && (!byTable || p.asns == q.asns)
 	}
 	return false
 }

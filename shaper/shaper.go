@@ -12,8 +12,10 @@ import (
 // the rankings of talkers over all limits. It is safe for concurrent use: every decision
 // is atomic, so concurrent ones admit exactly what sequential ones would.
 type Shaper struct {
-	policy  atomic.Pointer[Policy]
-	talkers talkers
+	policy      atomic.Pointer[Policy]
+	talkers     talkers
+	downstreams *names
+	tlvNames    *tlvNames
 
 	mu            sync.Mutex // protects all below
 	table         *table
@@ -35,6 +37,8 @@ func New(keys int) *Shaper {
 		listeners:     map[string]*ListenerState{},
 		attachmentIDs: map[string]uint16{},
 		classes:       map[string]*ClassState{},
+		downstreams:   &names{byName: map[string]uint16{}},
+		tlvNames:      new(tlvNames),
 	}
 	empty, _ := s.Compile(nil, nil, nil, nil, false) // an empty policy is valid
 	s.policy.Store(empty)

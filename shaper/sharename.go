@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 // newSuffix marks the name of a bucket of new connections.
@@ -23,8 +25,11 @@ func (p *Policy) ShareName(k Key) string {
 	if k.Limit != p.states[i].ID {
 		b.WriteString(newSuffix)
 	}
-	if prefix, ok := p.SourcePrefix(i, k); ok {
-		fmt.Fprintf(&b, "|source=%v", prefix)
+	if l.Key&KeySource != 0 {
+		fmt.Fprintf(&b, "|source=%v", l.addressPrefix(k))
+	}
+	if l.Key&KeyDestination != 0 {
+		fmt.Fprintf(&b, "|destination=%v", l.addressPrefix(k))
 	}
 	if l.Key&KeyASN != 0 {
 		fmt.Fprintf(&b, "|asn=%d", k.ASN)
@@ -38,6 +43,15 @@ func (p *Policy) ShareName(k Key) string {
 			return ""
 		}
 		b.WriteString("|origin=" + origin)
+	}
+	if l.Key&KeyCountry != 0 {
+		fmt.Fprintf(&b, "|country=%v", k.Country)
+	}
+	if l.Key&KeyTLV != 0 {
+		fmt.Fprintf(&b, "|tlv=%016x", k.TLV)
+	}
+	if l.Key&KeyDownstream != 0 {
+		b.WriteString("|downstream=" + p.downstreams.name(k.Downstream))
 	}
 	return b.String()
 }
@@ -69,12 +83,12 @@ func (p *Policy) ParseShareName(name string) (k Key, limit int, err error) {
 func (p *Policy) parseShareField(k *Key, limit int, field string) error {
 	what, value, _ := strings.Cut(field, "=")
 	switch what {
-	case "source":
+	case "source", "destination":
 		prefix, err := netip.ParsePrefix(value)
 		if err != nil {
 			return err
 		}
-		k.Source = prefix.Masked().Addr().As16()
+		k.Address = prefix.Masked().Addr().As16()
 	case "asn":
 		n, err := strconv.ParseUint(value, 10, 32)
 		if err != nil {
@@ -93,6 +107,22 @@ func (p *Policy) parseShareField(k *Key, limit int, field string) error {
 			return fmt.Errorf("no listener or attachment %q", value)
 		}
 		k.Origin = id
+	case "tlv":
+		hash, err := strconv.ParseUint(value, 16, 64)
+		if err != nil {
+			return err
+		}
+		k.TLV = hash
+	case "country":
+		c, err := asn.ParseCountry(value)
+		if err != nil {
+			return err
+		}
+		k.Country = c
+	case "downstream":
+		if k.Downstream = p.downstreams.find(value); k.Downstream == 0 {
+			return fmt.Errorf("no downstream %q", value)
+		}
 	default:
 		return fmt.Errorf("unknown field %q", what)
 	}

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"shaperd.dev/shaperd/shaper/asn"
 )
 
 func sharedPolicy(t interface{ Fatal(...any) }) *Policy {
@@ -13,9 +15,9 @@ func sharedPolicy(t interface{ Fatal(...any) }) *Policy {
 		return Limit{Name: name, Key: key, Rate: 8000, Shared: true, IPv4Prefix: 24, IPv6Prefix: 48, NewConnections: Frequency{}}
 	}
 	p, err := s.Compile([]Limit{
-		limit("all", 0), limit("source", KeySource), limit("rest", KeySource|KeyASN|KeyPort|KeyListen),
+		limit("all", 0), limit("source", KeySource), limit("rest", KeySource|KeyASN|KeyPort|KeyListen), limit("destination", KeyDestination|KeyPort), limit("downstream", KeyDownstream), limit("country", KeyCountry), limit("tlv", KeyTLV),
 		{Name: "own", Rate: 8000, IPv4Prefix: 32, IPv6Prefix: 64},
-	}, []Listener{{Name: "web"}, {Name: "none"}}, nil, nil, false)
+	}, []Listener{{Name: "web", Downstream: []Downstream{{Host: "a"}, {Host: "fd00::1", Port: 80}}}, {Name: "none"}}, nil, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,8 +37,8 @@ func TestShareName_RoundTrip(t *testing.T) {
 		if rapid.Bool().Draw(t, "IPv6") {
 			source = netip.AddrFrom16([16]byte{0x20, b[0], b[1], b[2], b[3]})
 		}
-		f := Flow{Source: source, Port: rapid.Uint16().Draw(t, "port"), Origin: uint16(rapid.IntRange(0, len(p.listeners)).Draw(t, "origin"))}
-		k := p.Key(i, &f, Route{ASN: rapid.Uint32().Draw(t, "asn")})
+		f := Flow{Source: source, Destination: source, TLVs: []TLV{{0, rapid.Uint64().Draw(t, "tlv")}}, Downstream: uint16(rapid.IntRange(1, 2).Draw(t, "downstream")), Port: rapid.Uint16().Draw(t, "port"), Origin: uint16(rapid.IntRange(0, len(p.listeners)).Draw(t, "origin"))}
+		k := p.Key(i, &f, Route{ASN: rapid.Uint32().Draw(t, "asn"), Country: rapid.SampledFrom([]asn.Country{0, 'D'<<8 | 'E', 'Z'<<8 | 'A'}).Draw(t, "country")})
 		if rapid.Bool().Draw(t, "new") {
 			k.Limit++
 		}

@@ -13,15 +13,16 @@ import (
 // source has two.
 func (p *Policy) buildSources(groups []Group, table *asn.Table) *LimitError {
 	b := newAddressBuilder(len(p.limits))
-	r := &sourceRules{all: b.all, groups: groups, asns: map[uint32]asnRules{}, rowIndex: map[string]uint32{}}
+	r := &sourceRules{all: b.all, groups: groups, asns: map[uint32]asnRules{}, countries: map[asn.Country]Set{}, rowIndex: map[string]uint32{}}
 	b.sources = r
 	used := r.useGroups(p.limits, groups)
 	used |= r.useClasses(p.classes[:max(len(p.classes)-1, 0)], b)
-	byASN := r.classByASN != 0
+	byASN, byCountry := r.classByASN != 0, false
 	for i := range p.limits {
 		l := &p.limits[i]
 		bit := Set(1) << i
 		byASN = byASN || len(l.Match.ASN)+len(l.Except.ASN) > 0 || l.Key&KeyASN != 0 || l.takesTurnsBy(TurnASN)
+		byCountry = byCountry || len(l.Match.Country) > 0 || l.Key&KeyCountry != 0
 		b.addPrefixes(l.Match.Source, edge{kind: ofMatch, index: uint32(i)})
 		b.addPrefixes(l.Except.Source, edge{kind: ofExcept, index: uint32(i)})
 		if len(l.Match.Source) > 0 {
@@ -32,6 +33,12 @@ func (p *Policy) buildSources(groups []Group, table *asn.Table) *LimitError {
 		}
 		for _, n := range l.Match.ASN {
 			r.change(n, func(a *asnRules) { a.match |= bit })
+		}
+		if len(l.Match.Country) > 0 {
+			r.byCountry |= bit
+		}
+		for _, c := range l.Match.Country {
+			r.countries[c] |= bit
 		}
 		for _, n := range l.Except.ASN {
 			r.change(n, func(a *asnRules) { a.except |= bit })
@@ -52,6 +59,11 @@ func (p *Policy) buildSources(groups []Group, table *asn.Table) *LimitError {
 	if table != nil && byASN {
 		for e := range table.All() {
 			b.add(e.First, e.Last, edge{kind: ofASN, index: e.ASN})
+		}
+	}
+	if table != nil && byCountry {
+		for c := range table.Countries() {
+			b.add(c.First, c.Last, edge{kind: ofCountry, index: uint32(c.Country)})
 		}
 	}
 	p.sources = b.build()
@@ -87,8 +99,10 @@ func (p *Policy) addTiers(i int, r *sourceRules, b *addressBuilder, groups []Gro
 
 // sourceRules say how sources are classified.
 type sourceRules struct {
-	all                     Set // limits
-	matched, byASN, byGroup Set // limits that match some prefixes, some AS or some groups only
+	all                     Set                 // limits
+	matched, byASN, byGroup Set                 // limits that match some prefixes, some AS or some groups only
+	byCountry               Set                 // limits that match some countries only
+	countries               map[asn.Country]Set // limits by the countries that they match
 	asns                    map[uint32]asnRules
 	groupMatch, groupExcept [MaxGroups]Set // limits, by group
 
@@ -251,9 +265,9 @@ func (r *sourceRules) classify(here *place) Class {
 		except |= r.groupExcept[g]
 		classes |= r.groupClasses[g]
 	}
-	match &= (^r.matched | Set(here.in[ofMatch])) & (^r.byASN | a.match)
+	match &= (^r.matched | Set(here.in[ofMatch])) & (^r.byASN | a.match) & (^r.byCountry | r.countries[here.country])
 	classes &= (^r.classMatched | Set(here.in[ofClass])) & (^r.classByASN | a.classes)
-	return Class{ASN: here.asn, Set: match &^ except, Row: r.rowOf(here, a.groups, classes), excepted: match & except}
+	return Class{ASN: here.asn, Country: here.country, Set: match &^ except, Row: r.rowOf(here, a.groups, classes), excepted: match & except}
 }
 
 // rowOf returns the index of the tiers of the sources in one place, of which the groups have the AS, and of the classes that match them.

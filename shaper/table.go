@@ -48,7 +48,6 @@ type tableLimit struct {
 type slot struct {
 	key    Key
 	bucket leaky.Bucket
-	_      [8]byte
 }
 
 const (
@@ -66,7 +65,7 @@ const (
 	minTag = 2
 
 	// keyBytes is the size of the fields of a Key; padding follows.
-	keyBytes = unsafe.Offsetof(Key{}.Origin) + unsafe.Sizeof(Key{}.Origin)
+	keyBytes = unsafe.Offsetof(Key{}.Country) + unsafe.Sizeof(Key{}.Country)
 )
 
 func newTable(keys int) *table {

@@ -53,7 +53,7 @@ func (t *table) check() error {
 }
 
 func numbered(n uint64) Key {
-	return Key{Connection: n, Source: [16]byte{15: byte(n)}, Port: uint16(n)}
+	return Key{Connection: n, Address: [16]byte{15: byte(n)}, Port: uint16(n)}
 }
 
 var oneUnit = leaky.Shape{Bytes: leaky.NewRate(8000, 8*time.Second), MaxDelay: leaky.Second}
@@ -238,7 +238,7 @@ func TestTable_EvictsDrainedBucketsFirst(t *testing.T) {
 // fill charges n new random keys, of which none drains within a second.
 func (t *table) fill(rnd *rand.Rand, n int, now leaky.Time) {
 	for range n {
-		k := Key{Source: [16]byte{15: byte(rnd.Uint32())}, Connection: rnd.Uint64()}
+		k := Key{Address: [16]byte{15: byte(rnd.Uint32())}, Connection: rnd.Uint64()}
 		t.lookupOrInsert(&k, t.probe(&k), now).bucket.Charge(&oneUnit, 1000, 1, now)
 	}
 }

@@ -55,6 +55,12 @@ func validate(r *Rules) error {
 			}
 		}
 	}
+	if n := len(markMasks(limits)); n > MaxMarkMasks {
+		errs = append(errs, fmt.Errorf("too many different masks of marks: %d (maximum %d)", n, MaxMarkMasks))
+	}
+	if n := len(cgroupsOf(limits)); n > MaxCgroups {
+		errs = append(errs, fmt.Errorf("too many different control groups: %d (maximum %d)", n, MaxCgroups))
+	}
 	counting := map[string]int{} // number of limits with connections, by attachment
 	names := map[string]bool{}
 	for i := range limits {
@@ -135,17 +141,17 @@ func validate(r *Rules) error {
 		}
 		for _, e := range []struct {
 			key     string
-			value   uint8
+			value   uint16
 			invalid bool
 		}{
-			{"match.protocol", uint8(l.Match.Protocol), l.Match.Protocol >= numProtocols},
-			{"direction", uint8(l.Direction), l.Direction > Both},
-			{"refuse_with", uint8(l.RefuseWith), l.RefuseWith > RefuseReject},
-			{"scheduling", uint8(l.Scheduling), l.Scheduling > ScheduleFIFO},
-			{"adapt", uint8(l.Adapt), l.Adapt > AdaptOn},
-			{"algorithm", uint8(l.Algorithm), l.Algorithm > SlidingLog},
-			{"slot_for", uint8(l.SlotFor), l.SlotFor > PerTransaction},
-			{"key", uint8(l.Key), l.Key>>len(fieldNames) != 0},
+			{"match.protocol", uint16(l.Match.Protocol), l.Match.Protocol >= numProtocols},
+			{"direction", uint16(l.Direction), l.Direction > Both},
+			{"refuse_with", uint16(l.RefuseWith), l.RefuseWith > RefuseReject},
+			{"scheduling", uint16(l.Scheduling), l.Scheduling > ScheduleFIFO},
+			{"adapt", uint16(l.Adapt), l.Adapt > AdaptOn},
+			{"algorithm", uint16(l.Algorithm), l.Algorithm > SlidingLog},
+			{"slot_for", uint16(l.SlotFor), l.SlotFor > PerTransaction},
+			{"key", uint16(l.Key), l.Key>>len(fieldNames) != 0},
 		} {
 			if e.invalid {
 				bad(e.key, "invalid value %d", e.value)
@@ -161,15 +167,36 @@ func validate(r *Rules) error {
 				bad("match.destination", "%v", p)
 			}
 		}
+		for _, d := range l.Match.DSCP {
+			if d >= NumDSCP {
+				bad("match.dscp", "%d: must be from 0 to %d", d, NumDSCP-1)
+			}
+		}
+		for _, group := range l.Match.Cgroup {
+			if !validCgroup(group) {
+				bad("match.cgroup", "%q: must be an absolute path without \"..\"", group)
+			}
+		}
+		for _, m := range l.Match.Mark {
+			if !m.valid() {
+				bad("match.mark", "%v: the mask must have a bit, and all those of the value", m)
+			}
+		}
 		for _, r := range l.Match.Port {
 			if r.First > r.Last {
 				bad("match.port", "invalid range %d-%d", r.First, r.Last)
 			}
 		}
-		if l.Key&KeySource != 0 && (l.IPv4Prefix < 1 || l.IPv4Prefix > 32) {
+		if l.TLV != 0 && l.Key&KeyTLV == 0 {
+			bad("key", "the type of a TLV has no effect without tlv")
+		}
+		if l.Key&keyAddress == keyAddress {
+			bad("key", "\"source\" and \"destination\" cannot be combined: a key has one address")
+		}
+		if l.Key&keyAddress != 0 && (l.IPv4Prefix < 1 || l.IPv4Prefix > 32) {
 			bad("ipv4_prefix", "/%d: must be from 1 to 32", l.IPv4Prefix)
 		}
-		if l.Key&KeySource != 0 && (l.IPv6Prefix < 1 || l.IPv6Prefix > 128) {
+		if l.Key&keyAddress != 0 && (l.IPv6Prefix < 1 || l.IPv6Prefix > 128) {
 			bad("ipv6_prefix", "/%d: must be from 1 to 128", l.IPv6Prefix)
 		}
 		if l.MaxDelay < 0 || l.MaxDelay > MaxMaxDelay {
@@ -195,11 +222,17 @@ func (l *Limit) validateInProxyPlane(listeners []Listener, bad func(key, format 
 			bad(udpOnly.key, "unsupported for TCP, which listener %q proxies: match protocol \"udp\"", listeners[tcp].Name)
 		}
 	}
+	if l.Key&KeyDownstream != 0 && l.CountsConnections() {
+		bad("key", "downstream: unsupported with max_connections, new_connections and a quota of connections, which are decided before a downstream is chosen")
+	}
 	for _, packetPlane := range []struct {
 		key string
 		set bool
 	}{
 		{"match.destination", len(l.Match.Destination) > 0},
+		{"match.dscp", len(l.Match.DSCP) > 0},
+		{"match.mark", len(l.Match.Mark) > 0},
+		{"match.cgroup", len(l.Match.Cgroup) > 0},
 		{"match.protocol", l.Match.Protocol == ICMP},
 		{"key", l.Key&KeyAttach != 0},
 		{"ecn_mark", l.ECNMark != 0},
@@ -253,6 +286,26 @@ func (l *Limit) validateInPacketPlane(attachments []Attachment, counting map[str
 			bad("match.attach", "unknown attachment %q", name)
 		}
 	}
+	for _, byPacket := range []struct {
+		key string
+		set bool
+	}{{"match.dscp", len(l.Match.DSCP) > 0}, {"match.mark", len(l.Match.Mark) > 0}, {"match.cgroup", len(l.Match.Cgroup) > 0}} {
+		if byPacket.set && l.CountsConnections() {
+			bad(byPacket.key, "unsupported with max_connections and new_connections: not all packets of a connection tell it")
+		}
+	}
+	for i := range attachments {
+		a := &attachments[i]
+		if !slices.Contains(l.Match.Attach, a.Name) {
+			continue
+		}
+		if a.Direction == Ingress && len(l.Match.Cgroup) > 0 {
+			bad("match.cgroup", "unsupported at attachment %q: only packets at egress have the socket of a local process", a.Name)
+		}
+		if a.Hook == HookXDP && len(l.Match.Mark) > 0 {
+			bad("match.mark", "unsupported at attachment %q: packets have no mark at XDP", a.Name)
+		}
+	}
 	noTCP := l.Match.Protocol == UDP || l.Match.Protocol == ICMP
 	if l.MaxConnections != 0 && noTCP {
 		bad("max_connections", "unsupported for %v: only TCP connections are counted", l.Match.Protocol)
@@ -278,6 +331,12 @@ func (l *Limit) validateInPacketPlane(attachments []Attachment, counting map[str
 	}
 	if l.Key&KeyListen != 0 {
 		bad("key", "listen: unsupported for attachments")
+	}
+	if l.Key&KeyDownstream != 0 {
+		bad("key", "downstream: unsupported for attachments")
+	}
+	if l.Key&KeyTLV != 0 {
+		bad("key", "tlv: unsupported for attachments")
 	}
 	if l.RefuseWith != RefuseReset && l.RefuseWith != RefuseDrop {
 		bad("refuse_with", "%v: unsupported for attachments", l.RefuseWith)

@@ -141,6 +141,7 @@ func (w *world) limit(i int) Limit {
 			Protocol: Protocol(w.IntN(int(ICMP))),
 			Source:   some(w, 5, w.prefix),
 			ASN:      some(w, 4, func() uint32 { return w.Uint32N(12) }),
+			Country:  some(w, 1, func() asn.Country { return asn.Country(w.IntN(4)) }),
 			Group:    some(w, 2, w.group),
 			Port: some(w, 4, func() PortRange {
 				a, b := w.port(), w.port()
@@ -160,6 +161,12 @@ func (w *world) limit(i int) Limit {
 	l.Except.Group = slices.DeleteFunc(l.Except.Group, func(name string) bool { return name == "" })
 	l.Match.Group = slices.DeleteFunc(l.Match.Group, func(name string) bool { return name == "" })
 	l.Key &^= KeyAttach
+	if l.Key&KeyTLV != 0 {
+		l.TLV = uint8(1 + w.IntN(3))
+	}
+	if l.Key&keyAddress == keyAddress {
+		l.Key &^= []Fields{KeySource, KeyDestination}[w.IntN(2)]
+	}
 	if w.IntN(2) == 0 {
 		if w.IntN(2) == 0 {
 			w.addTiers(&l)
@@ -172,13 +179,28 @@ func (w *world) limit(i int) Limit {
 	}
 	l.Match.Listen, l.Direction = nil, ToDownstream
 	l.Match.Destination = some(w, 5, w.prefix)
+	if w.IntN(3) == 0 {
+		l.Match.DSCP = some(w, 3, func() DSCP { return DSCP(w.IntN(3)) })
+		l.Match.Mark = some(w, 3, func() Mark {
+			mask := []uint32{AnyMark, 1, 0xf0, 0xff}[w.IntN(4)]
+			return Mark{w.mark() & mask, mask}
+		})
+	}
+	if w.IntN(4) == 0 {
+		l.Match.Cgroup = some(w, 2, func() string { return cgroups[1+w.IntN(len(cgroups)-1)] })
+	}
 	if w.IntN(4) == 0 {
 		l.Match.Protocol, l.Match.Port = ICMP, nil
 	}
-	l.Key &^= KeyListen
+	l.Key &^= KeyListen | KeyDownstream | KeyTLV
+	l.TLV = 0
 	l.Key |= Fields(w.IntN(2)) * KeyAttach
 	return l
 }
+
+var cgroups = []string{"", "/", "/a", "/a/b", "/a/b/c", "/ab"}
+
+func (w *world) mark() uint32 { return []uint32{0, 1, 0x10, 0x11, AnyMark - 1, AnyMark}[w.IntN(6)] }
 
 // group draws the name of a group, or "" without groups.
 func (w *world) group() string {
@@ -190,7 +212,7 @@ func (w *world) group() string {
 
 // addTiers gives l, of the proxy plane, values for some groups and prefixes.
 func (w *world) addTiers(l *Limit) {
-	l.Key = l.Key&^KeyConnection | KeySource
+	l.Key = l.Key&^(KeyConnection|KeyDestination) | KeySource
 	values := func() Values { return Values{Rate: 8e6 * (1 + w.Uint64N(3))} }
 	for _, g := range w.groups {
 		fits := !slices.ContainsFunc(g.Source, func(p netip.Prefix) bool {
@@ -218,6 +240,7 @@ func (w *world) limits(n int) (limits []Limit) {
 // table cuts prefixes at each other's edges and gives the pieces AS numbers.
 func (w *world) table(t testing.TB) *asn.Table {
 	var ranges []asn.Range
+	var countries []asn.CountryRange
 	for _, is4 := range []bool{true, false} {
 		var edges []netip.Addr
 		for range 20 {
@@ -230,9 +253,12 @@ func (w *world) table(t testing.TB) *asn.Table {
 		edges = slices.Compact(edges)
 		for i := 0; i+1 < len(edges); i += 2 {
 			ranges = append(ranges, asn.Range{First: edges[i], Last: edges[i+1], ASN: 1 + w.Uint32N(10)})
+			if w.IntN(2) == 0 {
+				countries = append(countries, asn.CountryRange{First: edges[i], Last: edges[i+1], Country: 1 + asn.Country(w.IntN(3))})
+			}
 		}
 	}
-	table, err := asn.New(ranges)
+	table, err := asn.New(ranges, countries...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,12 +267,15 @@ func (w *world) table(t testing.TB) *asn.Table {
 
 func (w *world) flow() *Flow {
 	f := &Flow{
-		Source: w.source(), Port: w.port(), Origin: uint16(w.IntN(len(w.listeners) + 1)),
-		Protocol: TCP + Protocol(w.IntN(2)), Connection: w.Uint64(),
+		Source: w.source(), Destination: w.source(), Port: w.port(), Origin: uint16(w.IntN(len(w.listeners) + 1)),
+		Protocol: TCP + Protocol(w.IntN(2)), Downstream: uint16(w.IntN(3)), Connection: w.Uint64(),
+	}
+	for range w.IntN(3) {
+		f.TLVs = append(f.TLVs, TLV{uint8(1 + w.IntN(3)), 1 + w.Uint64N(3)})
 	}
 	if w.IntN(2) == 0 {
 		f.Origin = uint16(len(w.listeners) + 1 + w.IntN(len(w.attachments)+1))
-		f.Destination, f.Protocol = w.source(), Protocol(w.IntN(int(numProtocols)))
+		f.Protocol, f.DSCP, f.Mark, f.Cgroup = Protocol(w.IntN(int(numProtocols))), DSCP(w.IntN(3)), w.mark(), cgroups[w.IntN(len(cgroups))]
 	}
 	return f
 }

@@ -144,7 +144,23 @@ static __always_inline void match_address(const struct policy *p, const struct s
 	m->set = load_set(p, found);
 }
 
-/* Returns the limits that match a packet at an attachment, and sets its ASN. An attribute that is
+/* Returns the limits that match a mark, by any of their values. */
+__noinline __u64 match_mark(const struct policy *p, __u32 mark)
+{
+	struct match m;
+	__u64 set;
+
+	if (!p)
+		return 0;
+	set = ~p->by_mark;
+	for (__u32 i = 0; i < MAX_MARK_MASKS && i < p->mark_masks; i++) {
+		match_number(p, &p->mark_mask[i].values, mark & p->mark_mask[i].mask, &m);
+		set |= m.set;
+	}
+	return set;
+}
+
+/* Returns the limits that match a packet at an attachment, and sets its ASN and country. An attribute that is
  * unknown matches any value. */
 static __always_inline __u64 classify(const struct policy *p, struct packet *k, __u32 attach_id)
 {
@@ -163,6 +179,13 @@ static __always_inline __u64 classify(const struct policy *p, struct packet *k, 
 		return 0;
 	match_address(p, &p->destination4, &p->destination6, k->destination, k->ipv4, &m);
 	set &= m.set;
+	set &= p->dscp[k->dscp % DSCPS];
+	if (set & p->country_keys) {
+		match_address(p, &p->country4, &p->country6, k->source, k->ipv4, &m);
+		k->country = m.asn;
+	}
+	if (set & p->by_mark)
+		set &= match_mark(p, k->mark);
 	if (k->unknown)
 		return set;
 	match_number(p, &p->port, k->port, &m);

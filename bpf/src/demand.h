@@ -12,14 +12,14 @@
 
 /* The key of a bucket, whose fields may be in use or not. */
 struct short_key {
-	__u64 at; /* when it was short, ticks of CLOCK_BOOTTIME */
-	__u32 source[4];
+	__u64 at;	  /* when it was short, ticks of CLOCK_BOOTTIME */
+	__u32 address[4]; /* source or destination */
 	__u32 asn;
 	__u32 limit; /* ID */
 	__u16 port;
 	__u8 attach_id;
 	__u8 new_conns; /* of new connections */
-	__u32 pad;
+	__u32 country;
 };
 
 /* By tag. */
@@ -39,6 +39,7 @@ static __always_inline void note_short(const struct policy *p, const struct scra
 	__u32 hot = hot_of(c->index[j]);
 	struct hot_bucket *b = bpf_map_lookup_elem(&hot_buckets, &hot);
 	const struct packet *k = &s->parser.packet;
+	const __u32 *address = key_address(l, k);
 	struct short_key *known, key = {};
 
 	if (b) {
@@ -55,8 +56,9 @@ static __always_inline void note_short(const struct policy *p, const struct scra
 	key.at = s->now + s->suspended;
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-		key.source[i] = k->source[i];
+		key.address[i] = address[i];
 	key.asn = k->asn;
+	key.country = k->country;
 	key.limit = l->id;
 	key.port = k->port;
 	key.attach_id = cfg.attach_id;

@@ -9,6 +9,7 @@
 #include "proxied.h"
 #include "parse.h"
 #include "sample.h"
+#include "cgroup.h"
 
 /* For tests only, which read the decision. */
 const volatile __u32 test_sources; /* draw sources at random from this many */
@@ -117,7 +118,8 @@ __noinline int adopt_conn(const struct policy *p, struct scratch *s)
 	k->source_port = nc->tuple.initiator_port;
 	k->port = nc->tuple.responder_port;
 	set = classify(p, k, cfg.attach_id);
-	if (set & blocking_limits(p) || !(set &= p->counted))
+	if (set & blocking_limits(p) & ~p->by_packet ||
+	    !(set &= p->counted)) /* the mark and DSCP are the responder's */
 		return 0;
 	nc->observe = nc->adopt = 1;
 	take_slots(p, s, set);
@@ -196,10 +198,14 @@ static __always_inline int enforce(void *ctx, int xdp, struct scratch *s, __u32 
 	if (test_sources) /* of IPv6 the first word, as prefixes are taken from it */
 		s->parser.packet.source[s->parser.packet.ipv4 ? 3 : 0] =
 			(__u64)bpf_get_prandom_u32() * test_sources >> 32;
+	if (!xdp)
+		s->parser.packet.mark = ((volatile struct __sk_buff *)ctx)->mark;
 	p = get_policy();
 	if (!p || p->generation < cfg.min_generation)
 		return 0;
 	set = classify(p, &s->parser.packet, cfg.attach_id);
+	if (!xdp && set & p->by_cgroup)
+		set &= match_cgroups(ctx, p);
 	if (!set)
 		return 0;
 	s->now = now_ticks();

@@ -13,23 +13,33 @@
 		hash[1] += p->hash[n][1] * (word);                                                                     \
 	})
 
+/* The address of a packet that is in the keys of a limit, if one is. */
+static __always_inline const __u32 *key_address(const struct limit *l, const struct packet *k)
+{
+	return k->source + ((l->key_fields & KEY_DESTINATION) / KEY_DESTINATION * 4);
+}
+
 /* Hashes the key of a packet under a limit. */
 static __always_inline void hash_key(const struct policy *p, const struct limit *l, const struct packet *k,
 				     __u64 hash[2])
 {
 	hash[0] = hash[1] = 0;
-	if (l->key_fields & KEY_SOURCE) {
+	if (l->key_fields & (KEY_SOURCE | KEY_DESTINATION)) {
+		const __u32 *address = key_address(l, k);
+
 		if (k->ipv4) { /* the words before are 0 */
 			HASH(0xffffULL, 2);
-			HASH((__u64)(k->source[3] & l->mask[0][3]), 3);
+			HASH((__u64)(address[3] & l->mask[0][3]), 3);
 		} else {
 #pragma unroll
 			for (int i = 0; i < 4; i++)
-				HASH((__u64)(k->source[i] & l->mask[1][i]), i);
+				HASH((__u64)(address[i] & l->mask[1][i]), i);
 		}
 	}
 	if (l->key_fields & KEY_ASN)
 		HASH((__u64)k->asn, 4);
+	if (l->key_fields & KEY_COUNTRY)
+		HASH((__u64)k->country, 16);
 	if (l->key_fields & (KEY_PORT | KEY_ATTACH)) {
 		__u64 word = (l->key_fields & KEY_PORT ? k->port : 0) |
 			     (__u64)(l->key_fields & KEY_ATTACH ? cfg.attach_id + 1 : 0) << 16;

@@ -47,6 +47,8 @@ struct packet {
 	__u32 tcp_seq;
 	__u32 tcp_ack;
 	__u32 dst_mac;	   /* low 32 bits; it and the next three only for TCP of the initiator */
+	__u32 mark;	   /* of the skb */
+	__u32 country;	   /* of the source, if it is in a key; 0 if unknown */
 	__u16 source_port; /* host order; 0 if there is none */
 	__u16 port;	   /* destination port */
 	__u8 protocol;	   /* enum protocol */
@@ -58,6 +60,7 @@ struct packet {
 	__u8 no_options; /* the TCP header has no options */
 	__u8 rst_valid;	 /* an RST whose headers are valid */
 	__u8 fragment;
+	__u8 dscp;
 	__u8 untrackable; /* may contain a SYN, or part of one, that cannot be tracked */
 };
 
@@ -162,10 +165,16 @@ static __always_inline int copy_xdp(struct xdp_md *xdp, struct head *h)
 	return 1;
 }
 
+/* The traffic class of a packet: its DSCP, and the ECN codepoint in the lower two bits (RFC 2474, RFC 3168). */
+static __always_inline __u32 traffic_class(const struct parser *p)
+{
+	return load16(&p->head, p->packet.l3) >> (p->packet.ipv4 ? 0 : 4) & 0xff;
+}
+
 /* Whether a packet is ECN-capable and not marked yet (RFC 3168, section 5). */
 static __always_inline int is_ect(const struct parser *p)
 {
-	__u32 ecn = load16(&p->head, p->packet.l3) >> (p->packet.ipv4 ? 0 : 4) & 3;
+	__u32 ecn = traffic_class(p) & 3;
 
 	return ecn == 1 || ecn == 2;
 }

@@ -204,6 +204,7 @@ static __always_inline int parse(struct parser *p, int ethernet)
 		return 0;
 	if (!ok)
 		return 0;
+	k->dscp = traffic_class(p) >> 2;
 	k->bytes = p->body.end - p->body.at;
 	if (!p->body.fragment || p->body.first)
 		parse_transport(p);

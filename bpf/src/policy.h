@@ -10,10 +10,13 @@
 
 #define MAX_LIMITS 64
 #define MAX_ATTACHMENTS 64
+#define MAX_MARK_MASKS 4
+#define DSCPS 64
+#define MAX_CGROUPS 32	  /* of which a policy has half, so that the next one has room */
 #define MAX_LIMIT_IDS 256 /* limits with saved state, in the current policy or not */
 
 /* Hashed words of a key. The last one is the meter's number. */
-#define KEY_WORDS 17
+#define KEY_WORDS 18
 
 enum key_field {
 	KEY_SOURCE = 1 << 0,
@@ -21,6 +24,8 @@ enum key_field {
 	KEY_PORT = 1 << 2,
 	KEY_CONNECTION = 1 << 4,
 	KEY_ATTACH = 1 << 5,
+	KEY_DESTINATION = 1 << 6,
+	KEY_COUNTRY = 1 << 8,
 };
 
 /* Transport protocols, numbered as in package shaper. */
@@ -53,7 +58,7 @@ struct limit {
 	__u64 longest_delay; /* the largest max_delay of all limits that may match the same packet */
 	__u64 mark_delay;    /* a packet that waits longer is marked CE; ticks */
 	__u64 queue_timeout; /* of new connections, ticks */
-	__u32 mask[2][4];    /* of the source: IPv4 as IPv4-mapped, IPv6 */
+	__u32 mask[2][4];    /* of the address in keys: IPv4 as IPv4-mapped, IPv6 */
 	__u32 max_connections;
 	__u32 overhead;	  /* bytes added to a packet's payload */
 	__u32 key_fields; /* enum key_field */
@@ -72,6 +77,13 @@ struct segments {
 	__u32 pad;
 };
 
+/* The limits by the bits of a packet's mark in one mask. */
+struct mark_mask {
+	struct segments values; /* of limits that match marks */
+	__u32 mask;
+	__u32 pad;
+};
+
 struct policy {
 	__u64 hash[KEY_WORDS][2];  /* random multipliers */
 	__u64 protocol[PROTOCOLS]; /* sets of limits, limit i in bit i */
@@ -80,15 +92,25 @@ struct policy {
 	__u64 calendars;	 /* paced limits with calendars for buckets */
 	__u64 charge_on_arrival; /* paced limits that charge on arrival: others may delay their packets for longer */
 	__u64 observed;
-	__u64 counted;	       /* limits with max_connections or new_connections */
-	__u64 blocks;	       /* limits that refuse everything they match */
-	__u64 shared;	       /* limits that hosts share */
-	__u64 always_enforced; /* limits that attachments enforce even if they observe */
+	__u64 counted;		   /* limits with max_connections or new_connections */
+	__u64 blocks;		   /* limits that refuse everything they match */
+	__u64 shared;		   /* limits that hosts share */
+	__u64 always_enforced;	   /* limits that attachments enforce even if they observe */
+	__u64 country_keys;	   /* limits with KEY_COUNTRY */
+	__u64 by_mark;		   /* limits that match marks */
+	__u64 by_cgroup;	   /* limits that match control groups */
+	__u64 cgroup[MAX_CGROUPS]; /* by number: sets of these limits */
+	__u64 by_packet;   /* limits that match marks, DSCPs or control groups: not all packets of a connection */
+	__u64 dscp[DSCPS]; /* by codepoint: sets of limits */
+	struct mark_mask mark_mask[MAX_MARK_MASKS];
+	__u32 mark_masks; /* how many are in use */
+	__u32 pad;
 	struct segments source4, source6, destination4, destination6, port;
-	__u32 table;	    /* index into tables */
-	__u32 sets;	    /* first line of the sets that segments refer to */
-	__u32 bucket_lines; /* capacity of the table of buckets */
-	__u32 generation;   /* one more than that of the previous policy */
+	struct segments country4, country6; /* of sources, in place of ASNs */
+	__u32 table;			    /* index into tables */
+	__u32 sets;			    /* first line of the sets that segments refer to */
+	__u32 bucket_lines;		    /* capacity of the table of buckets */
+	__u32 generation;		    /* one more than that of the previous policy */
 	struct limit limit[MAX_LIMITS];
 };
 

@@ -33,7 +33,7 @@ struct sample {
 	__u8 refused;
 	__u8 observed; /* only observed: it passed */
 	__u32 limit;   /* the limit that delayed it longest or refused it, or NO_LIMIT */
-	__u32 pad;
+	__u32 country;
 };
 
 struct {
@@ -80,6 +80,7 @@ __noinline int take_sample(const struct policy *p, struct scratch *s, __u64 set,
 		.bytes = k->bytes,
 		.segments = k->segments,
 		.asn = k->asn,
+		.country = k->country,
 		.generation = p->generation,
 		.source_port = k->source_port,
 		.port = k->port,

@@ -26,6 +26,7 @@ enum reason {
 	REASON_BLOCKED,
 	REASON_FLOW_CLOSED, /* proxy plane only */
 	REASON_SHED,	    /* proxy plane only */
+	REASON_QUOTA_USED,  /* proxy plane only */
 };
 
 #define NO_LIMIT (~0U)

@@ -24,7 +24,7 @@ func explainCommand(e env) *cobra.Command {
 	var file, at string
 	var ask explain.Request
 	cmd := &cobra.Command{
-		Use:   "explain --source IP --to tcp|udp/[IP:]PORT [--listener NAME | --attach NAME [--destination IP]]",
+		Use:   "explain --source IP --to tcp|udp/[IP:]PORT [--listener NAME | --attach NAME [--destination IP] [--dscp D] [--mark M]]",
 		Short: "Explain which limits apply to a connection, their state, and the bottleneck",
 		Long: `Explain which limits apply to a connection from a source, in which buckets, and which
 one is the bottleneck; with --attach, to packets at an attachment. The running daemon
@@ -46,7 +46,7 @@ explain a configuration file; this needs no daemon.`,
 				return usageError{errors.New("--at needs --config: the daemon knows what holds now")}
 			}
 			if file == "" {
-				return explainFromDaemon(cmd.Context(), e, *q)
+				return explainFromDaemon(cmd.Context(), e, *q, ask)
 			}
 			if e.flags.json {
 				return usageError{errors.New("explain does not support --json with --config")}
@@ -76,6 +76,11 @@ explain a configuration file; this needs no daemon.`,
 	cmd.Flags().StringVar(&ask.Listener, "listener", "", "`name` of the listener, when several accept the port")
 	cmd.Flags().StringVar(&ask.Attach, "attach", "", "`name` of an attachment: explain packets there")
 	cmd.Flags().StringVar(&ask.Destination, "destination", "", "destination `address` of packets at the attachment")
+	cmd.Flags().StringVar(&ask.Downstream, "downstream", "", "`name` of the downstream that is chosen, as in \"downstreams\", when the listener has several")
+	cmd.Flags().StringVar(&ask.Cgroup, "cgroup", "", "control group of the local process that sends, a `path` such as /system.slice/x.service")
+	cmd.Flags().StringVar(&ask.TLV, "tlv", "", "`type=value` in the PROXY header of the connection, such as 0xE0=tenant-7")
+	cmd.Flags().StringVar(&ask.DSCP, "dscp", "", "`DSCP` of packets at the attachment, such as ef or 46; by default 0")
+	cmd.Flags().StringVar(&ask.Mark, "mark", "", "`mark` of packets at the attachment, such as 0x10; by default 0")
 	return cmd
 }
 
@@ -125,6 +130,9 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Ques
 	case len(c.ASN.Files) > 0:
 		fmt.Fprint(e.stdout, ", unknown AS")
 	}
+	if x.Country != "" {
+		fmt.Fprintf(e.stdout, ", country %s", x.Country)
+	}
 	fmt.Fprintln(e.stdout)
 	if text := classText(x.Class); text != "" {
 		fmt.Fprintln(e.stdout, text)
@@ -167,8 +175,8 @@ func explainFromConfig(e env, c *config.Config, p *shaper.Policy, q explain.Ques
 }
 
 // explainFromDaemon asks the running daemon to explain q, and prints the answer.
-func explainFromDaemon(ctx context.Context, e env, q explain.Question) error {
-	x, err := e.client().Explain(ctx, api.ExplainQuery{Source: q.Source, To: q.Target(), Listener: q.Listener, Attach: q.Attach, Destination: q.Destination})
+func explainFromDaemon(ctx context.Context, e env, q explain.Question, ask explain.Request) error {
+	x, err := e.client().Explain(ctx, api.ExplainQuery{Source: q.Source, To: q.Target(), Listener: q.Listener, Attach: q.Attach, Destination: q.Destination, DSCP: ask.DSCP, Mark: ask.Mark, Downstream: ask.Downstream, TLV: ask.TLV, Cgroup: ask.Cgroup})
 	switch {
 	case errors.Is(err, api.ErrNoDaemon):
 		return fmt.Errorf("%w; to explain a configuration file, use --config", err)
@@ -210,6 +218,9 @@ func addHere(buckets []api.LimitBucket, limits []api.Limit) {
 func printExplanation(p *term.Printer, x api.Explanation) {
 	if as := asnLabel(x.ASN, x.ASName); as != "" {
 		p.Line("%s", as)
+	}
+	if x.Country != "" {
+		p.Line("country %s", api.Printable(x.Country))
 	}
 	if x.Hold != nil {
 		p.Line("%s", p.Red(holdText(x.Listener, x.Waiting, x.Hold)))

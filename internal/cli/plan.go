@@ -119,7 +119,7 @@ func (p *planChanges) compareSources(all []api.Connection, was, is explain.Side)
 	sources := map[netip.Addr]bool{}
 	for _, c := range all {
 		source, err := netip.ParseAddrPort(c.Source)
-		q := explain.Question{Source: source.Addr().Unmap(), Protocol: shaper.TCP, Port: c.Port, Listener: c.Listener}
+		q := explain.Question{Source: source.Addr().Unmap(), Protocol: shaper.TCP, Port: c.Port, Listener: c.Listener, AnyBucket: true}
 		if c.Protocol == shaper.UDP.String() {
 			q.Protocol = shaper.UDP
 		}

@@ -355,7 +355,7 @@ func (s *server) keyToReset(limit string, source netip.Addr) (p *shaper.Policy, 
 	}
 	switch l := p.Limit(i); {
 	case l.Key != 0 && l.Key != shaper.KeySource:
-		err = fmt.Errorf("limit %q has a bucket for each %v: only those by source, or one for all, can be reset", limit, l.Key)
+		err = fmt.Errorf("limit %q has a bucket for each %s: only those by source, or one for all, can be reset", limit, l.KeyText())
 	case l.Key == 0 && source.IsValid():
 		err = fmt.Errorf("limit %q has one bucket for all sources: leave out the source", limit)
 	case l.Key != 0 && !source.IsValid():

@@ -44,7 +44,7 @@ func describeLimits(s *api.Shared, n sharedNames, p *shaper.Policy, cold, coldSl
 			continue
 		}
 		to := &api.SharedLimit{
-			Limit: l.Name, Key: l.Key.String(), Rate: float64(l.Rate) / 8, Packets: l.Packets.PerSecond(), NewConnections: l.NewConnections.PerSecond(),
+			Limit: l.Name, Key: l.KeyText(), Rate: float64(l.Rate) / 8, Packets: l.Packets.PerSecond(), NewConnections: l.NewConnections.PerSecond(),
 			MaxConnections: l.MaxConnections, HostConnections: l.MaxConnections / s.Hosts, ColdShare: ratio(cold), Buckets: []api.SharedBucket{},
 		}
 		if l.HasPool() {

@@ -328,7 +328,7 @@ func connectionCap(p *plan.Plan, listener string) (narrowest *shaper.Limit) {
 		limit := &p.Config.Limits[i]
 		m := &limit.Match
 		if !limit.CapsConnections() || limit.Observe || p.Config.Daemon.Observe || limit.InPacketPlane() ||
-			limit.Key&^shaper.KeyListen != 0 || len(m.Source)+len(m.ASN)+len(m.Port) > 0 || m.Protocol == shaper.UDP ||
+			limit.Key&^shaper.KeyListen != 0 || len(m.Source)+len(m.ASN)+len(m.Country)+len(m.Group)+len(m.Port) > 0 || m.Protocol == shaper.UDP ||
 			len(m.Listen) > 0 && !slices.Contains(m.Listen, listener) {
 			continue
 		}

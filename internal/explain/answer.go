@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -21,7 +22,7 @@ type Explanation struct {
 // Answer explains q by the configuration c, which was compiled to p. Connections, and the state of
 // buckets, are for the caller to add.
 func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, error) {
-	x := &Explanation{Flow: shaper.Flow{Source: q.Source, Destination: q.Destination, Port: q.Port, Protocol: q.Protocol}}
+	x := &Explanation{Flow: shaper.Flow{Source: q.Source, Destination: q.Destination, Port: q.Port, Protocol: q.Protocol, DSCP: q.DSCP, Mark: q.Mark, Cgroup: q.Cgroup}}
 	x.Source, x.To = q.Source.String(), q.DestinationText()
 	x.Limits, x.Bottlenecks, x.Connections = []api.LimitBucket{}, []api.Bottleneck{}, []api.Connection{}
 	f := &x.Flow
@@ -30,7 +31,13 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 		if err != nil {
 			return nil, err
 		}
-		x.Listener, f.Origin = l.Name, p.ListenerIndex(l.Name)
+		x.Listener, f.Origin, f.Destination = l.Name, p.ListenerIndex(l.Name), q.addressAt(l)
+		if q.TLVType != 0 {
+			f.TLVs = []shaper.TLV{p.NewTLV(q.TLVType, []byte(q.TLV))}
+		}
+		if f.Downstream, err = q.downstreamAt(l, p); err != nil {
+			return nil, err
+		}
 	} else {
 		var err error
 		if x.Attach, err = findAttachment(c, p, q); err != nil {
@@ -38,11 +45,17 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 		}
 		x.Attachment, f.Origin = q.Attach, p.AttachmentIndex(q.Attach)
 	}
+	if err := q.tellsBuckets(p, f); err != nil {
+		return nil, err
+	}
 	x.Route = p.Route(f)
 	if x.ASN = x.Route.ASN; x.ASN == 0 {
 		x.ASN = p.ASN(q.Source)
 	}
 	x.ASName = p.ASName(x.ASN)
+	if country := p.Country(q.Source); country != 0 {
+		x.Country = country.String()
+	}
 	if x.Attach == nil && p.Classes() > 1 {
 		c := p.Class(p.ClassOf(f, x.Route, false))
 		x.Class = &api.Class{Name: c.Name, Weight: c.Weight, Priority: c.Priority}
@@ -78,6 +91,74 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 	}
 	x.findBottlenecks(p)
 	return x, nil
+}
+
+// addressAt returns the address that the client connects to at l, or none if it is not known.
+func (q *Question) addressAt(l *shaper.Listener) netip.Addr {
+	if q.Address.IsValid() {
+		return q.Address
+	}
+	var only netip.Addr
+	for _, a := range l.Addresses {
+		if a.Protocol != q.Protocol || q.Port < a.Ports.First || a.Ports.Last < q.Port || a.Addr == only {
+			continue
+		}
+		if only.IsValid() || a.Addr.IsUnspecified() {
+			return netip.Addr{}
+		}
+		only = a.Addr
+	}
+	return only
+}
+
+// downstreamAt returns the number of q's downstream of l, or 0 if it does not say which. The daemon and Compile have
+// numbered those of the configuration.
+func (q *Question) downstreamAt(l *shaper.Listener, p *shaper.Policy) (uint16, error) {
+	switch {
+	case q.Downstream == "" && len(l.Downstream) == 1:
+		return p.DownstreamID(l.Downstream[0].Name()), nil
+	case q.Downstream == "":
+		return 0, nil
+	case !slices.ContainsFunc(l.Downstream, func(d shaper.Downstream) bool { return d.Name() == q.Downstream }):
+		return 0, fmt.Errorf("listener %q has no downstream %q: it has %s", l.Name, q.Downstream, downstreamNames(l))
+	}
+	return p.DownstreamID(q.Downstream), nil
+}
+
+func downstreamNames(l *shaper.Listener) string {
+	var names []string
+	for _, d := range l.Downstream {
+		names = append(names, d.Name())
+	}
+	return strings.Join(names, ", ")
+}
+
+// tellsBuckets returns an error if q does not say which bucket of a limit f is in.
+func (q *Question) tellsBuckets(p *shaper.Policy, f *shaper.Flow) error {
+	if q.AnyBucket {
+		return nil
+	}
+	if name := keyedBy(p, f, shaper.KeyDownstream); name != "" && f.Downstream == 0 {
+		return QuestionError{fmt.Errorf("limit %q has a bucket for each downstream: use --downstream to name one, as \"shaperd downstreams\" does", name)}
+	}
+	if name := keyedBy(p, f, shaper.KeyDestination); name != "" && !f.Destination.IsValid() {
+		how := fmt.Sprintf("--to %v/ADDRESS:%d", q.Protocol, q.Port)
+		if q.Attach != "" {
+			how = "--destination"
+		}
+		return QuestionError{fmt.Errorf("limit %q has a bucket for each destination: use %s to name one", name, how)}
+	}
+	return nil
+}
+
+// keyedBy returns the name of a limit of f whose key has a field, or "".
+func keyedBy(p *shaper.Policy, f *shaper.Flow, field shaper.Fields) string {
+	for i := range p.Route(f).Limits().All {
+		if l := p.Limit(i); l.Key&field != 0 {
+			return l.Name
+		}
+	}
+	return ""
 }
 
 // findListener returns the listener that accepts a connection. As in the kernel, an exact

@@ -36,7 +36,11 @@ func LoadFiles(files *config.Files, opening func(path string)) (*Plan, error) {
 		if opening != nil {
 			opening("the files of [asn]")
 		}
-		if p.asns, err = asn.Load(c.ASN.Files...); err != nil {
+		load := asn.Load
+		if c.NeedsCountries() {
+			load = asn.LoadCountries
+		}
+		if p.asns, err = load(c.ASN.Files...); err != nil {
 			return nil, c.ASNError(err)
 		}
 	}

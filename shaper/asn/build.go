@@ -40,6 +40,9 @@ type builder struct {
 	v6     family[segments.Addr6]
 	strict bool // ranges of the same ASN must not overlap either
 
+	countries *builder // has the countries as ASNs; nil without countries
+	noun      string   // what the numbers are, in errors; "" is ASN
+
 	names     map[uint32]nameRef // in text
 	text      []byte
 	namedASNs *asnSet // ASNs in names; nil if there are none
@@ -118,6 +121,9 @@ func append6(to []entry[segments.Addr6], e entry[segments.Addr6]) []entry[segmen
 
 // entries returns the number of entries so far.
 func (b *builder) entries() int {
+	if b == nil {
+		return 0
+	}
 	return len(b.v4.ranges) + len(b.v4.prefixes) + len(b.v6.ranges) + len(b.v6.prefixes)
 }
 

@@ -1,6 +1,7 @@
 package asn
 
 import (
+	"cmp"
 	"fmt"
 
 	"shaperd.dev/shaperd/shaper/segments"
@@ -148,7 +149,13 @@ func overlapError[A segments.Address[A]](b *builder, x, y entry[A]) error {
 	if x.src.compare(y.src) > 0 {
 		x, y = y, x
 	}
-	return fmt.Errorf("%s: %s-%s AS%d overlaps %s-%s AS%d of %s; an address must have one ASN",
-		b.location(y.src), y.first.Addr(), y.last.Addr(), y.asn,
-		x.first.Addr(), x.last.Addr(), x.asn, b.location(x.src))
+	text := func(n uint32) string {
+		if b.noun != "" {
+			return Country(n).String()
+		}
+		return fmt.Sprint("AS", n)
+	}
+	return fmt.Errorf("%s: %s-%s %s overlaps %s-%s %s of %s; an address must have one %s",
+		b.location(y.src), y.first.Addr(), y.last.Addr(), text(y.asn),
+		x.first.Addr(), x.last.Addr(), text(x.asn), b.location(x.src), cmp.Or(b.noun, "ASN"))
 }

@@ -57,13 +57,18 @@ const expectedFormats = `expected CSV or TSV of "first,last,asn", pfx2as or an M
 // the above: nothing is skipped. An error begins with the path, and with the line
 // if there is one; errors of the operating system are wrapped.
 func Load(paths ...string) (*Table, error) {
+	var b builder
+	return b.load(paths)
+}
+
+// load loads files, and builds their table of ASNs.
+func (b *builder) load(paths []string) (*Table, error) {
 	if len(paths) == 0 {
 		return nil, errors.New("load ASN table: missing file; expected at least one")
 	}
 	if len(paths) > noFile {
 		return nil, fmt.Errorf("load ASN table: %d files; expected at most %d", len(paths), noFile)
 	}
-	var b builder
 	for _, path := range paths {
 		if err := b.loadFile(path); err != nil {
 			return nil, err
@@ -96,7 +101,7 @@ func (b *builder) loadFile(path string) error {
 // read reads one file of at most limit bytes, also after decompression.
 func (b *builder) read(r io.Reader, name string, limit int64) error {
 	b.files = append(b.files, name)
-	before := b.entries()
+	before := b.entries() + b.countries.entries()
 
 	br := bufio.NewReaderSize(&limitedReader{r, limit}, maxLine)
 	// A read error recurs when the rest is read, so Peek's may be dropped.
@@ -120,7 +125,7 @@ func (b *builder) read(r io.Reader, name string, limit int64) error {
 	if err != nil {
 		return err
 	}
-	if b.entries() == before {
+	if b.entries()+b.countries.entries() == before {
 		return fmt.Errorf("%s: no range with an ASN; %s", name, expectedFormats)
 	}
 	return nil

@@ -40,7 +40,7 @@ func (b *builder) readMMDB(br *bufio.Reader, name string) error {
 	if err := w.walk(0, segments.Addr6{}, w.root); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	if len(w.asns) > 0 && !w.found {
+	if len(w.records) > 0 && !w.found {
 		return fmt.Errorf("%s: MMDB of type %s has records without autonomous_system_number or asn; expected an ASN database",
 			name, quote(w.db.Metadata.DatabaseType))
 	}
@@ -63,8 +63,8 @@ type treeWalk struct {
 	steps    uint64 // nodes visited
 	maxSteps uint64
 
-	asns  map[uint64]uint32 // by record pointer: many networks share a record
-	found bool              // some record has an ASN field
+	records map[uint64]mmdbRecord // by pointer: many networks share a record
+	found   bool                  // some record has an ASN field, or a country where those are loaded
 
 	b   *builder
 	src source
@@ -77,7 +77,7 @@ func newTreeWalk(data []byte, marker int) (*treeWalk, error) {
 		return nil, libraryError(err)
 	}
 	m := db.Metadata
-	w := &treeWalk{db: db, nodes: uint64(m.NodeCount), nodeSize: uint64(m.RecordSize) / 4, asns: map[uint64]uint32{}}
+	w := &treeWalk{db: db, nodes: uint64(m.NodeCount), nodeSize: uint64(m.RecordSize) / 4, records: map[uint64]mmdbRecord{}}
 	switch m.RecordSize {
 	case 24, 28, 32:
 	default:
@@ -158,45 +158,66 @@ func (w *treeWalk) leaf(record uint64, a segments.Addr6, depth int) error {
 		network = netip.PrefixFrom(segments.Addr4(a.Lo).Addr(), depth-96)
 	}
 
-	asn, ok := w.asns[record]
+	r, ok := w.records[record]
 	if !ok {
 		var err error
-		if asn, err = w.decode(record); err != nil {
+		if r, err = w.decode(record); err != nil {
 			return fmt.Errorf("network %s: %w", network, err)
 		}
-		w.asns[record] = asn
+		w.records[record] = r
 	}
-	w.b.addNetwork(network, asn, w.src)
+	w.add(network, r)
 	if inV4 && depth < 96 {
 		// A network that contains all of ::/96 applies to all of IPv4.
-		w.b.addNetwork(netip.PrefixFrom(netip.IPv4Unspecified(), 0), asn, w.src)
+		w.add(netip.PrefixFrom(netip.IPv4Unspecified(), 0), r)
 	}
 	return nil
 }
 
-// decode returns the ASN of a record, 0 if it has none, and adds its name.
-func (w *treeWalk) decode(record uint64) (uint32, error) {
+// mmdbRecord is what a record says of its networks; 0 where it says nothing.
+type mmdbRecord struct {
+	asn     uint32
+	country Country
+}
+
+func (w *treeWalk) add(network netip.Prefix, r mmdbRecord) {
+	w.b.addNetwork(network, r.asn, w.src)
+	if w.b.countries != nil {
+		w.b.countries.addNetwork(network, uint32(r.country), w.src)
+	}
+}
+
+// decode decodes a record, and adds the name of its AS.
+func (w *treeWalk) decode(record uint64) (r mmdbRecord, err error) {
 	if record < w.nodes+mmdbSeparator || record-w.nodes-mmdbSeparator >= w.dataSize {
-		return 0, errors.New("record is outside the data; the file is corrupt")
+		return r, errors.New("record is outside the data; the file is corrupt")
 	}
 	var fields struct {
 		Number any `maxminddb:"autonomous_system_number"`
 		ASN    any `maxminddb:"asn"`
 		Name   any `maxminddb:"autonomous_system_organization"`
 	}
-	if err := w.db.LookupOffset(uintptr(record - w.nodes - mmdbSeparator)).Decode(&fields); err != nil {
-		return 0, fmt.Errorf("decode record: %w; the file is corrupt", libraryError(err))
+	var countries countryFields
+	offset := uintptr(record - w.nodes - mmdbSeparator)
+	if err := w.db.LookupOffset(offset).Decode(&fields); err != nil {
+		return r, fmt.Errorf("decode record: %w; the file is corrupt", libraryError(err))
 	}
 	value := fields.Number
 	if value == nil {
 		value = fields.ASN
 	}
-	w.found = w.found || value != nil
-	asn, err := numberOf(value)
-	if name, ok := fields.Name.(string); ok && asn != 0 && !w.b.hasName(asn) {
-		w.b.addName(asn, []byte(name))
+	if w.b.countries != nil {
+		if err := w.db.LookupOffset(offset).Decode(&countries); err != nil {
+			return r, fmt.Errorf("decode record: %w; the file is corrupt", libraryError(err))
+		}
+		r.country = countries.country()
 	}
-	return asn, err
+	w.found = w.found || value != nil || r.country != 0
+	r.asn, err = numberOf(value)
+	if name, ok := fields.Name.(string); ok && r.asn != 0 && !w.b.hasName(r.asn) {
+		w.b.addName(r.asn, []byte(name))
+	}
+	return r, err
 }
 
 // numberOf converts the ASN field of a record.

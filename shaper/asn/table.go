@@ -23,11 +23,12 @@ type Range struct {
 // Table maps addresses to AS numbers. The zero Table and a nil *Table are empty.
 // A Table is immutable: all its methods may be called concurrently.
 //
-// It takes about 8 bytes per IPv4 range and 20 bytes per IPv6 range, gaps between ranges
+// It takes about 8 bytes per IPv4 range and 20 bytes per IPv6 range, of AS and of countries, gaps between ranges
 // included, at most 256 KiB per family for an index, and about 55 bytes per name: 5 MB for
 // the names of the Internet.
 type Table struct {
-	addrs segments.Map // 0 for a gap
+	addrs     segments.Map // 0 for a gap
+	countries segments.Map // of Country; empty unless loaded
 
 	names map[uint32]nameRef // by ASN, positions in text
 	text  string
@@ -42,8 +43,8 @@ var highest6 = segments.Addr6{Hi: ^uint64(0), Lo: ^uint64(0)}
 // as IPv4, a range of ASN 0 is ignored, and adjacent ranges of one ASN are merged.
 //
 // It is an error if an address is invalid or has a zone, if a range is reversed or mixes
-// families, or if any two ranges overlap, even with the same ASN.
-func New(ranges []Range) (*Table, error) {
+// families, or if any two ranges overlap, even with the same ASN; and so for countries.
+func New(ranges []Range, countries ...CountryRange) (*Table, error) {
 	var b builder
 	for i, r := range ranges {
 		if err := b.add(r.First, r.Last, r.ASN, source{line: uint32(i), file: noFile}); err != nil {
@@ -55,6 +56,17 @@ func New(ranges []Range) (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("build ASN table: %w", err)
 	}
+	c := builder{strict: true, noun: "country"}
+	for i, r := range countries {
+		if err := c.add(r.First, r.Last, uint32(r.Country), source{line: uint32(i), file: noFile}); err != nil {
+			return nil, fmt.Errorf("build table of countries: range %d: %w", i, err)
+		}
+	}
+	in, err := c.build()
+	if err != nil {
+		return nil, fmt.Errorf("build table of countries: %w", err)
+	}
+	t.countries = in.addrs
 	return t, nil
 }
 
@@ -79,13 +91,13 @@ func (t *Table) All() iter.Seq[Range] {
 		if t == nil {
 			return
 		}
-		_ = each(&t.addrs.V4, highest4, yield) && each(&t.addrs.V6, highest6, yield)
+		_ = eachRange(&t.addrs.V4, highest4, yield) && eachRange(&t.addrs.V6, highest6, yield)
 	}
 }
 
-// each yields the ranges of a family, the last of which may end at highest. It returns false
+// eachRange yields the ranges of a family, the last of which may end at highest. It returns false
 // if yield did.
-func each[A segments.Address[A]](f *segments.Family[A], highest A, yield func(Range) bool) bool {
+func eachRange[A segments.Address[A]](f *segments.Family[A], highest A, yield func(Range) bool) bool {
 	var first A
 	asn := uint32(0)
 	for start, next := range f.All() {

@@ -65,11 +65,18 @@ func checkListenerLimit(t table, limit *shaper.Limit) {
 	if len(limit.Match.Destination) > 0 {
 		t.add(match.child("destination"), "destination: unsupported at listeners; "+instead)
 	}
+	for _, key := range byPacket(limit) {
+		t.add(match.child(key), key+": unsupported at listeners; "+instead)
+	}
 	if limit.Match.Protocol == shaper.ICMP {
 		t.add(match.child("protocol"), "protocol: \"icmp\" is unsupported at listeners; "+instead)
 	}
 	if limit.Key&shaper.KeyAttach != 0 {
 		t.errorf("key", "\"attach\" is unsupported at listeners; %s", instead)
+	}
+	if limit.Key&shaper.KeyDownstream != 0 && limit.CountsConnections() {
+		t.errorf("key", "\"downstream\" is unsupported with max_connections, new_connections and a quota of connections, which are decided before a downstream is chosen: "+
+			"a downstream has a max_connections of its own, as in downstream = { address = \"10.0.0.5\", max_connections = 20 }")
 	}
 	switch udp := isUDPOnly(limit); {
 	case udp && limit.RefuseWith != shaper.RefuseDrop && limit.RefuseWith != shaper.RefuseReject:
@@ -77,6 +84,20 @@ func checkListenerLimit(t table, limit *shaper.Limit) {
 	case !udp && limit.RefuseWith == shaper.RefuseDrop:
 		t.errorf("refuse_with", "\"drop\" is unsupported for TCP at listeners, which have accepted the connection already; use \"reset\" or \"close\", match protocol \"udp\", or %s", instead)
 	}
+}
+
+// byPacket returns the keys of match in which packets of a connection may differ.
+func byPacket(limit *shaper.Limit) (keys []string) {
+	if len(limit.Match.DSCP) > 0 {
+		keys = append(keys, "dscp")
+	}
+	if len(limit.Match.Mark) > 0 {
+		keys = append(keys, "mark")
+	}
+	if len(limit.Match.Cgroup) > 0 {
+		keys = append(keys, "cgroup")
+	}
+	return keys
 }
 
 // isUDPOnly reports whether a limit at listeners matches UDP alone.
@@ -100,8 +121,19 @@ func checkAttachmentLimit(t table, limit *shaper.Limit) {
 			}
 		}
 	}
+	if limit.CountsConnections() {
+		for _, key := range byPacket(limit) {
+			t.add(match.child(key), key+": unsupported with max_connections and new_connections: not all packets of a connection tell it")
+		}
+	}
 	if limit.Key&shaper.KeyListen != 0 {
 		t.errorf("key", "\"listen\" is unsupported at attachments: use \"attach\"")
+	}
+	if limit.Key&shaper.KeyDownstream != 0 {
+		t.errorf("key", "\"downstream\" is unsupported at attachments: use \"destination\"")
+	}
+	if limit.Key&shaper.KeyTLV != 0 {
+		t.errorf("key", "%q is unsupported at attachments: a PROXY header is for listeners", shaper.TLVName(limit.TLV))
 	}
 	if limit.RefuseWith != shaper.RefuseReset && limit.RefuseWith != shaper.RefuseDrop {
 		t.errorf("refuse_with", "%q is unsupported at attachments: use \"reset\" or \"drop\"", limit.RefuseWith)
@@ -137,6 +169,44 @@ func (l *loader) checkCounting() {
 		l.attaches[i].requireForEffect(len(limits) > 0, "a limit with max_connections that matches this attachment", "tcp_idle_timeout")
 		for _, limit := range limits[min(len(limits), shaper.MaxConnectionLimits):] {
 			l.limits[limit].errorf("max_connections", "more than %d limits with max_connections match attachment %q", shaper.MaxConnectionLimits, attach.Name)
+		}
+	}
+}
+
+// checkMarks reports marks and control groups where packets have none, and too many different ones.
+func (l *loader) checkMarks() {
+	var masks []uint32
+	var groups []string
+	for i, limit := range l.c.Limits {
+		at := l.limits[i].at.child("match").child("mark")
+		for _, attach := range l.c.Attach {
+			if attach.Hook == shaper.HookXDP && len(limit.Match.Mark) > 0 && slices.Contains(limit.Match.Attach, attach.Name) {
+				l.add(at, fmt.Sprintf("mark: unsupported at attachment %s: packets have no mark yet at hook = \"xdp\"", quote(attach.Name)))
+			}
+		}
+		for _, attach := range l.c.Attach {
+			if attach.Direction == shaper.Ingress && len(limit.Match.Cgroup) > 0 && slices.Contains(limit.Match.Attach, attach.Name) {
+				l.add(l.limits[i].at.child("match").child("cgroup"), fmt.Sprintf("cgroup: unsupported at attachment %s: only packets at egress have the socket of a local process", quote(attach.Name)))
+			}
+		}
+		for n, group := range limit.Match.Cgroup {
+			if slices.Contains(groups, group) {
+				continue
+			}
+			if groups = append(groups, group); len(groups) > shaper.MaxCgroups {
+				l.add(l.limits[i].at.child("match").child("cgroup").elem(n), fmt.Sprintf("cgroup: more than %d different ones, in all limits together", shaper.MaxCgroups))
+				return
+			}
+		}
+		for n, m := range limit.Match.Mark {
+			switch {
+			case slices.Contains(masks, m.Mask):
+			case len(masks) == shaper.MaxMarkMasks:
+				l.add(at.elem(n), fmt.Sprintf("mark: %v: more than %d different masks, in all limits together", m, shaper.MaxMarkMasks))
+				return
+			default:
+				masks = append(masks, m.Mask)
+			}
 		}
 	}
 }

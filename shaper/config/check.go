@@ -17,6 +17,7 @@ import (
 const (
 	maxAddresses = 1024 // of all listeners
 	maxPorts     = 1024 // of one match
+	maxMarks     = 1024 // of one match
 )
 
 // checkEffect reports keys of a limit that have no effect, and values that it cannot have.
@@ -148,6 +149,7 @@ func (l *loader) check(root *node) {
 		l.checkKnown(l.references[i].attach, "attach", "attachment", attachments)
 		l.checkShed(l.limits[i], limit, limits)
 		l.checkMatch(l.limits[i], limit)
+		checkKey(l.limits[i], limit)
 	}
 	l.checkPenalties(limits)
 	// After any mistake, matches may not be complete.
@@ -155,6 +157,7 @@ func (l *loader) check(root *node) {
 		return
 	}
 	l.checkCounting()
+	l.checkMarks()
 	l.checkShared()
 	l.observeAttachments()
 	for i, limit := range l.c.Limits {
@@ -284,8 +287,17 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 	if len(limit.Match.Port) > maxPorts {
 		l.add(match.child("port").elem(maxPorts), fmt.Sprintf("port: too many ports and ranges: %d, of at most %d", len(limit.Match.Port), maxPorts))
 	}
+	if len(limit.Match.Mark) > maxMarks {
+		l.add(match.child("mark").elem(maxMarks), fmt.Sprintf("mark: too many marks: %d, of at most %d", len(limit.Match.Mark), maxMarks))
+	}
 	if len(l.asnFiles) == 0 && len(limit.Match.ASN) > 0 {
 		l.add(match.child("asn"), "asn: missing [asn] files")
+	}
+	if len(l.asnFiles) == 0 && len(limit.Match.Country) > 0 {
+		l.add(match.child("country"), "country: missing [asn] files")
+	}
+	if len(l.asnFiles) == 0 && limit.Key&shaper.KeyCountry != 0 {
+		t.errorf("key", "\"country\": missing [asn] files")
 	}
 	if len(l.asnFiles) == 0 && len(limit.Except.ASN) > 0 {
 		l.add(t.at.child("except").child("asn"), "asn: missing [asn] files")
@@ -296,6 +308,27 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 	if len(l.asnFiles) == 0 && limit.Key&shaper.KeyASN != 0 {
 		t.errorf("key", "\"asn\": missing [asn] files")
 	}
+}
+
+// checkKey reports attributes of a key that exclude each other.
+func checkKey(t table, limit shaper.Limit) {
+	if address := shaper.KeySource | shaper.KeyDestination; limit.Key&address == address {
+		t.errorf("key", "\"source\" and \"destination\" cannot be combined: a key has one address; make it two limits")
+	}
+	if t.tlvs() > 1 {
+		t.errorf("key", "more than one \"tlv\": a key has one; make it two limits")
+	}
+}
+
+// tlvs returns how many attributes of a key are TLVs.
+func (t table) tlvs() (n int) {
+	list, _ := elements(t.values["key"])
+	for _, e := range list {
+		if s, ok := e.(string); ok && strings.HasPrefix(s, "tlv:") {
+			n++
+		}
+	}
+	return n
 }
 
 // checkReach reports limits, and ports of limits, that no traffic can match.
@@ -341,6 +374,12 @@ func (l *loader) checkReach(t table, limit shaper.Limit) {
 		if !slices.ContainsFunc(selected, func(a shaper.Address) bool { return intersects(a.Ports, ports) }) {
 			l.add(match.child("port").elem(i), fmt.Sprintf("port: no matched listener has port %s", ports))
 		}
+	}
+	accepts := func(listen shaper.Listener) bool {
+		return len(listen.AcceptProxyFrom) > 0 && (len(m.Listen) == 0 || slices.Contains(m.Listen, listen.Name))
+	}
+	if limit.Key&shaper.KeyTLV != 0 && !slices.ContainsFunc(l.c.Listen, accepts) {
+		t.errorf("key", "%q: no matched listener has accept_proxy_from, so no connection has one", shaper.TLVName(limit.TLV))
 	}
 	if limit.RefuseWith == shaper.RefuseReject && !slices.ContainsFunc(met, func(a shaper.Address) bool { return a.Protocol == shaper.UDP }) {
 		t.errorf("refuse_with", "\"reject\" is for UDP, and no matched listener has a udp address; use \"reset\" or \"close\"")

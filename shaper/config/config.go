@@ -111,6 +111,11 @@ func errorAt(n *node, key, msg string) *Error {
 // The map must not be modified.
 func (c *Config) Overridden(limit string) map[string]string { return c.overridden[limit] }
 
+// NeedsCountries reports whether a limit matches countries, or has one in its key.
+func (c *Config) NeedsCountries() bool {
+	return slices.ContainsFunc(c.Limits, func(l shaper.Limit) bool { return len(l.Match.Country) > 0 || l.Key&shaper.KeyCountry != 0 })
+}
+
 // ASNError returns err, of loading c.ASN.Files, as an error at the position of the
 // file that its message begins with.
 func (c *Config) ASNError(err error) *Error {

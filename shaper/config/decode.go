@@ -289,16 +289,41 @@ func parseASN(s string) (uint32, error) {
 	return uint32(n), nil
 }
 
+// keyAttribute is one attribute of a key.
+type keyAttribute struct {
+	field shaper.Fields
+	tlv   uint8 // with KeyTLV
+}
+
+func (a keyAttribute) String() string {
+	if a.field == shaper.KeyTLV {
+		return shaper.TLVName(a.tlv)
+	}
+	return a.field.String()
+}
+
+const tlvExample = "tlv:0xE0"
+
+// keyNames are the names of attributes, apart from those of TLVs.
+var keyNames = slices.DeleteFunc(slices.Clone(shaper.FieldNames()), func(name string) bool { return name == shaper.KeyTLV.String() })
+
 // parseField parses one attribute of a key.
-func parseField(s string) (shaper.Fields, error) {
+func parseField(s string) (keyAttribute, error) {
+	if number, ok := strings.CutPrefix(s, "tlv:"); ok || s == "tlv" {
+		n, err := strconv.ParseUint(number, 0, 8)
+		if err != nil || n == 0 {
+			return keyAttribute{}, fmt.Errorf("%s: write the type of the TLV, 0x01 to 0xff, such as %q", quote(s), tlvExample)
+		}
+		return keyAttribute{shaper.KeyTLV, uint8(n)}, nil
+	}
 	if s == "all" {
-		return 0, errors.New(`"all" is unsupported: use [] for one bucket for all`)
+		return keyAttribute{}, errors.New(`"all" is unsupported: use [] for one bucket for all`)
 	}
 	i := slices.Index(shaper.FieldNames(), s)
 	if i < 0 {
-		return 0, errors.New(unknownValue(s, shaper.FieldNames(), valueSynonyms["key"]))
+		return keyAttribute{}, errors.New(unknownValue(s, slices.Concat(keyNames, []string{tlvExample}), valueSynonyms["key"]))
 	}
-	return 1 << i, nil
+	return keyAttribute{field: 1 << i}, nil
 }
 
 // parseConnectionFrequency parses a frequency without the unit of packets.

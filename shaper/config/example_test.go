@@ -73,6 +73,6 @@ rate = "10Mbps"
 		}
 	}
 	// Output:
-	// line 9, column 1: key: must be "source", "asn", "port", "listen", "connection" or "attach", not "sauce"; did you mean "source"?
+	// line 9, column 1: key: must be "source", "asn", "port", "listen", "connection", "attach", "destination", "downstream", "country" or "tlv:0xE0", not "sauce"; did you mean "source"?
 	// line 10, column 1: rate: "10Mbps" is in bytes to tc and in bits to most people: write "10Mbit/s" or "10MB/s"
 }

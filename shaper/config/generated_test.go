@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -111,7 +112,11 @@ func describeType(v valueType) string {
 	case v.kind == kindString && v.enumNames == nil && !strings.Contains(v.desc, v.example):
 		return v.desc + fmt.Sprintf(", such as `%q`", v.example)
 	case v.kind == kindArray && v.elem.enumNames != nil:
-		return alternatives(v.elem.enumNames) + ", or array of them"
+		names := v.elem.enumNames
+		if v.elem.pattern != "" { // others too
+			names = append(slices.Clone(names), v.elem.example)
+		}
+		return alternatives(names) + ", or array of them"
 	case v.kind == kindArray:
 		return inCode(v.desc) + ", or array of them"
 	}
@@ -163,6 +168,10 @@ func schemaOf(v valueType) map[string]any {
 	s := map[string]any{}
 	switch v.kind {
 	case kindString:
+		if v.pattern != "" && v.enumNames != nil {
+			s["anyOf"] = []any{map[string]any{"enum": v.enumNames}, map[string]any{"type": "string", "pattern": v.pattern}}
+			return s
+		}
 		s["type"] = "string"
 		if v.pattern != "" {
 			s["pattern"] = v.pattern

@@ -136,8 +136,9 @@ var asnKeys = keys{
 	{
 		name: "files", typ: arrayType(`string such as "asn.csv"`, stringType("path", "asn.csv", ""), notEmpty, asIs), def: "[]",
 		field: fieldOf(func(c *Config) *[]string { return &c.ASN.Files }),
-		doc: "CSV or TSV of \"first,last,asn[,name]\", \"prefix asn\" (pfx2as) or MMDB, detected by content. Paths are " +
-			"relative to the configuration file.",
+		doc: "CSV or TSV of \"first,last,asn[,name]\", \"prefix asn\" (pfx2as) or MMDB, detected by content. Where a limit has " +
+			"to do with countries, they are those in the records of MMDBs, which need not have an AS then. Paths are relative to the " +
+			"configuration file.",
 	},
 }
 

@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -27,7 +26,7 @@ var limitKeys = keys{
 		doc:   "Sources that the limit does not apply to: those of any of these.",
 	},
 	{
-		name: "key", typ: arrayType(`string such as "source"`, valueType{enumNames: shaper.FieldNames()}, parseField, asText), def: "[]",
+		name: "key", typ: arrayType(`string such as "source"`, valueType{enumNames: keyNames, example: tlvExample, pattern: `^tlv:(0x)?[0-9A-Fa-f]+$`}, parseField, asText), def: "[]",
 		field: keyField,
 		text: on(func(l *shaper.Limit) string {
 			switch {
@@ -36,26 +35,32 @@ var limitKeys = keys{
 			case l.Key == 0:
 				return "one bucket for all"
 			}
-			return strings.ReplaceAll(l.Key.String(), ",", ", ")
+			return strings.ReplaceAll(l.KeyText(), ",", ", ")
 		}),
 		doc: "Attributes that split the traffic: each combination of their values has its own bucket; `[]` is one " +
 			"bucket for all. `\"listen\"` is for listeners, `\"attach\"` for attachments. `\"asn\"` needs `[asn]` " +
-			"files; addresses that are not in them share AS 0. At attachments a connection is the packets with " +
+			"files; addresses that are not in them share AS 0. `\"destination\"` is the address that the source connects or sends to, and " +
+			"goes without `\"source\"`. `\"downstream\"` is the chosen downstream of any listener, at listeners and for rates alone. `\"country\"` needs a file of `[asn]` that has countries; those that are unknown share a bucket. `\"tlv:0xE0\"` is the value of that type " +
+			"in the PROXY header, version 2, from a proxy in `accept_proxy_from`; connections without one share a bucket. At attachments a connection is the packets with " +
 			"the same addresses, ports and protocol.",
 	},
 	{
-		name: "ipv4_prefix", typ: integerType(1, 32), def: "32", needs: []condition{bySource},
+		name: "ipv4_prefix", typ: integerType(1, 32), def: "32", needs: []condition{byAddress},
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.IPv4Prefix }),
-		label: "source prefix", text: on(func(l *shaper.Limit) string {
-			return fmt.Sprintf("/%d of IPv4, /%d of IPv6", l.IPv4Prefix, l.IPv6Prefix)
-		}),
-		doc: "Bits of an IPv4 source that make the key.",
+		label: "source prefix", text: prefixesOf(shaper.KeySource),
+		doc: "Bits of an IPv4 source or destination that make the key.",
 	},
 	{
-		name: "ipv6_prefix", typ: integerType(1, 128), def: "64", needs: []condition{bySource},
+		name: "ipv6_prefix", typ: integerType(1, 128), defText: "`64`, or `128` of a destination", needs: []condition{byAddress},
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.IPv6Prefix }),
-		text:  noText,
-		doc:   "Bits of an IPv6 source that make the key; 64 is the prefix of one site.",
+		preset: on(func(l *shaper.Limit) any {
+			if l.Key&shaper.KeyDestination != 0 {
+				return 128
+			}
+			return 64
+		}),
+		label: "destination prefix", text: prefixesOf(shaper.KeyDestination),
+		doc: "Bits of an IPv6 source or destination that make the key; 64 is the prefix of one site.",
 	},
 	{
 		name: "shared", typ: booleanType, def: "false", needs: []condition{notPerConnection},
@@ -63,7 +68,7 @@ var limitKeys = keys{
 		omitZero: true,
 		doc: "One bucket for all hosts of the group in `[shared]`, for each key: together they stay within the rates " +
 			"and caps. Hosts borrow slots of `max_connections` from each other, so it may be less than `hosts`. At attachments each " +
-			"host has 1 / `hosts` of them, rounded down. Listeners and attachments in `match` or `key` need the " +
+			"host has 1 / `hosts` of them, rounded down. Listeners, attachments and downstreams in `match` or `key` need the " +
 			"same names on all hosts. An override counts on its host alone: hosts share parts of a limit, and " +
 			"each applies its parts to its own values.",
 	},
@@ -261,56 +266,6 @@ var limitKeys = keys{
 	},
 }
 
-var matchKeys = keys{
-	{
-		name: "listen", typ: arrayType(`name of a listener, such as "db"`, stringType("name", "db", ""), identity, asIs), defText: "all",
-		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Match.Listen }),
-		ifEmpty: matchNone,
-		doc:     "Names of listeners.",
-	},
-	{
-		name: "attach", typ: arrayType(`name of an attachment, such as "uplink"`, stringType("name", "uplink", ""), identity, asIs), defText: "the limit is for listeners",
-		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Match.Attach }),
-		ifEmpty: ": name attachments, or remove the key for listeners",
-		doc:     "Names of attachments; not together with `listen`.",
-	},
-	{
-		name: "protocol", typ: protocolType, defText: "all",
-		field: fieldOf(func(l *shaper.Limit) *shaper.Protocol { return &l.Match.Protocol }),
-		doc:   "`\"icmp\"`, which includes that of IPv6, is for attachments.",
-	},
-	{
-		name: "source", typ: prefixesType, defText: "all",
-		field:   fieldOf(func(l *shaper.Limit) *[]netip.Prefix { return &l.Match.Source }),
-		ifEmpty: matchNone,
-		doc:     "Source addresses or prefixes.",
-	},
-	{
-		name: "destination", typ: arrayType(`prefix or address such as "10.0.0.5"`, stringType("prefix", "10.0.0.5", prefixPattern), parsePrefix, asText), defText: "all",
-		field:   fieldOf(func(l *shaper.Limit) *[]netip.Prefix { return &l.Match.Destination }),
-		ifEmpty: matchNone,
-		doc:     "Destination addresses or prefixes; at attachments.",
-	},
-	{
-		name: "asn", typ: asnsType, defText: "all",
-		field:   fieldOf(func(l *shaper.Limit) *[]uint32 { return &l.Match.ASN }),
-		ifEmpty: matchNone,
-		doc:     "AS numbers of source addresses; needs `[asn]` files.",
-	},
-	{
-		name: "group", typ: groupsType, defText: "all",
-		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Match.Group }),
-		ifEmpty: matchNone,
-		doc:     "Names of groups: sources in any of them.",
-	},
-	{
-		name: "port", typ: arrayType(`port such as 5432, or range such as "8000-8010"`, stringType("port", "5432", `^[0-9]+(-[0-9]+)?$`).orInteger(1, 65535), parsePorts, showPorts), defText: "all",
-		field:   fieldOf(func(l *shaper.Limit) *[]shaper.PortRange { return &l.Match.Port }),
-		ifEmpty: matchNone,
-		doc:     "Destination ports and ranges that the source connects to; at most 1024.",
-	},
-}
-
 // overrideKeys are the name of a limit, and what may be set in it.
 var overrideKeys = func() keys {
 	all := keys{
@@ -334,37 +289,36 @@ var overrideKeys = func() keys {
 // keyField is the set of attributes in the key of a limit, as a list.
 var keyField = field{
 	get: on(func(l *shaper.Limit) any {
-		var fields []shaper.Fields
+		var all []keyAttribute
 		for i := range shaper.FieldNames() {
-			if f := shaper.Fields(1 << i); l.Key&f != 0 {
-				fields = append(fields, f)
+			a := keyAttribute{field: 1 << i}
+			if a.field == shaper.KeyTLV {
+				a.tlv = l.TLV
+			}
+			if l.Key&a.field != 0 {
+				all = append(all, a)
 			}
 		}
-		return fields
+		return all
 	}),
 	set: func(record, value any) {
-		for _, f := range value.([]shaper.Fields) {
-			record.(*shaper.Limit).Key |= f
+		l := record.(*shaper.Limit)
+		for _, a := range value.([]keyAttribute) {
+			l.Key |= a.field
+			l.TLV = max(l.TLV, a.tlv)
 		}
 	},
 }
 
-// protocolType is the type of match.protocol. "" is any protocol.
-var protocolType = func() valueType {
-	v := enumType(shaper.TCP, shaper.UDP, shaper.ICMP)
-	parse := v.parse
-	v.parse = func(key string, v, current any) (any, error) {
-		if v == "" {
-			return shaper.AnyProtocol, nil
+// prefixesOf returns the text of both prefixes of limits with an address in their key, or "".
+func prefixesOf(address shaper.Fields) func(record any) string {
+	return on(func(l *shaper.Limit) string {
+		if l.Key&address == 0 {
+			return ""
 		}
-		return parse(key, v, current)
-	}
-	return v
-}()
-
-// matchNone says how to match all or none. An empty list does not match everything:
-// generated from an empty list of sources to block, it would block all.
-const matchNone = ": remove the key to match all, or the limit to match none"
+		return fmt.Sprintf("/%d of IPv4, /%d of IPv6", l.IPv4Prefix, l.IPv6Prefix)
+	})
+}
 
 // showPackets is showFrequency in the unit of packets.
 func showPackets(f shaper.Frequency) any {
@@ -372,8 +326,6 @@ func showPackets(f shaper.Frequency) any {
 	shown[0].value = strings.Replace(shown[0].value.(string), "/s", "pps", 1)
 	return shown
 }
-
-func showPorts(p shaper.PortRange) any { return p.String() }
 
 var percentType = quantityType("percentage from `1%` to `100%`", "90%", `^[0-9]+ ?%$`, parsePercent, showPercent)
 
@@ -461,6 +413,9 @@ var (
 
 	bySource = needs("`\"source\"` in `key`", "", func(l *shaper.Limit, _ isSet) bool {
 		return l.Key&shaper.KeySource != 0
+	})
+	byAddress = needs("`\"source\"` or `\"destination\"` in `key`", "", func(l *shaper.Limit, _ isSet) bool {
+		return l.Key&(shaper.KeySource|shaper.KeyDestination) != 0
 	})
 	notPerConnection = needs("", `has no effect with "connection" in key, where each connection is alone`, func(l *shaper.Limit, _ isSet) bool {
 		return l.Key&shaper.KeyConnection == 0

@@ -51,7 +51,7 @@ func TestReference(t *testing.T) {
 		t.Error("with the keys in comments: ", err)
 	}
 	root, _ := scan(f)
-	match := map[string]bool{"asn": true} // needs a file
+	match := map[string]bool{"asn": true, "country": true} // need a file
 	for _, n := range root.keys["limit"].elems {
 		if m := n.keys["match"]; m != nil {
 			for key := range m.keys {

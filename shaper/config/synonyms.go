@@ -115,7 +115,11 @@ var synonyms = map[string]map[string][]string{
 		"destination": "destinations dst daddr dest to destination_ip dst_ip",
 		"asn":         "as asns autonomous_system",
 		"group":       "groups acl",
+		"country":     "countries country_code geoip geo iso_code",
 		"port":        "ports dport dst_port destination_port",
+		"dscp":        "dscps tos ds diffserv traffic_class",
+		"cgroup":      "cgroups control_group slice unit service",
+		"mark":        "marks fwmark skb_mark meta_mark firewall_mark",
 	}),
 }
 

@@ -19,7 +19,7 @@ var allowed = map[string][]string{
 	"shaper/quota":           nil,
 	"shaper":                 {"leaky", "shaper/asn", "shaper/quota", "shaper/segments", "shaper/topk"},
 	"shaper/segments":        nil,
-	"shaper/config":          {"leaky", "shaper", "shaper/quota"},
+	"shaper/config":          {"leaky", "shaper", "shaper/asn", "shaper/quota"},
 	"cluster":                nil,
 	"cluster/internal/world": {"cluster"},
 	"cluster/member":         {"cluster", "leaky", "shaper"},
