@@ -3,6 +3,8 @@ package quotafile
 import (
 	"bytes"
 	"fmt"
+	"hash/crc32"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -132,6 +134,80 @@ func TestOpen_TornWrite(t *testing.T) {
 			}
 			f.Close()
 		}
+	}
+}
+
+// Damage to the line that a rewrite has made is an error: it was renamed into place, so no crash leaves that.
+func TestOpen_DamagedAfterRewrite(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.quotas")
+	f, _ := open(t, path)
+	for i := range 20 {
+		write(t, f, map[string]*quota.Record{fmt.Sprint("key", i): record(uint64(i))})
+	}
+	f.Close()
+	f, _ = open(t, path) // a restart
+	f.Close()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bit := bytes.Clone(text)
+	bit[len(bit)/2] ^= 1
+	for name, b := range map[string][]byte{
+		"another bit":         bit,
+		"the first half":      text[:len(text)/2],
+		"no end of line":      text[:len(text)-1],
+		"only the first line": text[:len(header)+1],
+	} {
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if f, records, err := Open(path, now); err == nil {
+			t.Errorf("%s: opened with %d records of 20", name, len(records))
+			f.Close()
+		}
+	}
+}
+
+// A line with a record that this host does not understand, since it lacks the time zone, is an error and no unfinished one.
+func TestOpen_UnknownZone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.quotas")
+	f, _ := open(t, path)
+	write(t, f, map[string]*quota.Record{"a": record(1)})
+	const body = `[{"Name":"b","Record":{"Unit":0,"Period":"day US/Gone","Start":1,"Used":[7]}}]`
+	if _, err := fmt.Fprintf(io.NewOffsetWriter(f.file, f.size), "%08x %s\n", crc32.Checksum([]byte(body), table), body); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if f, records, err := Open(path, now); err == nil {
+		t.Errorf("opened with %d records of 2", len(records))
+		f.Close()
+	}
+}
+
+// When the file that a rewrite has made cannot be opened, nothing is written to the one that it replaced.
+func TestOpen_AfterFailedRewrite(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "a")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(folder, "state.quotas")
+	f, _ := open(t, path)
+	write(t, f, map[string]*quota.Record{"a": record(1)})
+	f.total = rewriteRatio*len(f.live) + rewriteSlack - 1 // a write of two rewrites it, and a write of one does not
+	if err := os.Rename(folder, folder+"2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Write(map[string]*quota.Record{"a": record(5), "b": nil}); err == nil {
+		t.Error("the rewrite did not fail")
+	}
+	if err := os.Rename(folder+"2", folder); err != nil {
+		t.Fatal(err)
+	}
+	write(t, f, map[string]*quota.Record{"a": record(9)})
+	f.lock.Close() // as a crash does
+	if _, records := open(t, path); records["a"].Used[0] != 9 {
+		t.Errorf("after a crash the file has %d of 9", records["a"].Used[0])
 	}
 }
 

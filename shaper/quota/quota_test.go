@@ -260,6 +260,35 @@ func TestBudget_Reset(t *testing.T) {
 	}
 }
 
+// When the time zone of the host changes across a restart, no period begins again.
+func TestBudget_HostZone(t *testing.T) {
+	was := time.Local
+	defer func() { time.Local = was }()
+	berlin, err := location("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := at(t, "2026-11-28 15:50 +0000")
+	for _, text := range []string{"day", "week", "month"} {
+		p, err := ParsePeriod(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Local = berlin
+		b := New(Quota{Amount: 100, Period: p}, Record{}, now)
+		b.Claimed(b.Claim(), true)
+		b.Use(1)
+		r := b.Record()
+		time.Local = time.UTC
+		if r.Over(now) {
+			t.Errorf("%s: the record is over", text)
+		}
+		if b := New(Quota{Amount: 100, Period: p}, r, now.Add(time.Minute)); b.Used() != 1 {
+			t.Errorf("%s: %d used after a restart in UTC, want 1", text, b.Used())
+		}
+	}
+}
+
 func TestRecord_Over(t *testing.T) {
 	start := at(t, "2026-11-28 00:00 +0000")
 	for _, tt := range []struct {
