@@ -22,6 +22,8 @@ type ChangeBlocks struct {
 	Block    []string `json:"block,omitempty"`
 	Unblock  []string `json:"unblock,omitempty"` // one that is not blocked makes no difference
 	Duration float64  `json:"duration_seconds,omitempty"`
+
+	KeepPermanent bool `json:"keep_permanent,omitempty"` // blocks without an end are not unblocked
 }
 
 // BlockChanges is what PATCH /v1/blocks has changed.

@@ -86,6 +86,7 @@ type refusal struct {
 	retryAfter time.Duration // what a client is told: when it has a chance; 0 if that is not known
 	rateUsedUp bool          // no new connection may pass now, whatever is in flight
 	poolFull   bool          // all downstreams are full; limit is the pool's
+	byOthers   bool          // if there were no others it might have been admitted
 }
 
 func newAdmission(sg *sharing) *admission {
@@ -157,7 +158,7 @@ func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
 // cancel refuses w if it waits.
 func (a *admission) cancel(w *waiter, why shaper.Reason, now leaky.Time) {
 	if w.queue != nil {
-		a.refuse(w, w.queue.current().gate, why, now)
+		a.refuse(w, why, now)
 		a.run(now)
 	}
 }
@@ -278,13 +279,34 @@ func (a *admission) checkShed(f *shaper.Flow, r shaper.Route, draw float64, now 
 	return nil
 }
 
-// refuse refuses w at gt, where it waits or would have to.
-func (a *admission) refuse(w *waiter, gt *gate, why shaper.Reason, now leaky.Time) {
+// refuse refuses w at the gate where it waits.
+func (a *admission) refuse(w *waiter, why shaper.Reason, now leaky.Time) {
+	a.refuseAs(w, w.queue.current(), why, now)
+	a.dequeue(w, now)
+}
+
+// refuseAs refuses w at a gate where it is of src.
+func (a *admission) refuseAs(w *waiter, src *gateSource, why shaper.Reason, now leaky.Time) {
+	gt := src.gate
 	a.countRefusal(gt, w.precedence.class, why, w.flow.Source, now)
-	a.outcomes = append(a.outcomes, outcome{w, refusal{gt.limit, why, a.retryAfter(w, gt, why, now), gt.atRate(now), gt.pool != nil}})
-	if w.queue != nil {
-		a.dequeue(w, now)
+	a.outcomes = append(a.outcomes, outcome{w, refusal{gt.limit, why, a.retryAfter(w, gt, why, now), gt.atRate(now), gt.pool != nil, w.crowdedOut(src, why, now)}})
+}
+
+// crowdedOut reports whether w is refused as src because of a quota, or of other sources: they fill the queue of the limit, or w has waited
+// for a limit that others use up, and those of its source that waited with it were let in at once.
+func (w *waiter) crowdedOut(src *gateSource, why shaper.Reason, now leaky.Time) bool {
+	if src.gate.exhausted(now) == shaper.QuotaUsed { // or no disk has written that it may use some
+		return true
 	}
+	if why == shaper.WaitingFull && src.waiting <= src.gate.limit.MaxQueue/2 && src.gate.limit.MaxQueue > 0 {
+		return true
+	}
+	for i := range w.waitedBefore {
+		if i != w.queue.pos && w.queue.waitedAt(i, now) > w.waitedBefore[i] {
+			return true
+		}
+	}
+	return false
 }
 
 // countRefusal counts a connection of source that was refused at gt.

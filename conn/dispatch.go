@@ -97,7 +97,7 @@ func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 	}
 	w := q.waiters.First()
 	if q.deadline() <= now { // its timer is late
-		a.refuse(w, q.current().gate, shaper.WaitTimeout, now)
+		a.refuse(w, shaper.WaitTimeout, now)
 		return now
 	}
 	q.current().serve(w.waitTime(now), now)

@@ -56,7 +56,7 @@ func (a *admission) relieve(gt *gate, now leaky.Time) {
 // evictIdleFlows evicts idle UDP flows for the connections that wait at gt. Otherwise sources that may be forged could
 // keep connections out of a limit that applies to both, with an occasional datagram.
 func (a *admission) evictIdleFlows(gt *gate, now leaky.Time) {
-	for n := gt.waiting; n > 0 && gt.first() != nil && gt.atCap(now) && (gt.pool == nil || !gt.pool.listener.held(now)); n-- {
+	for n := gt.waiting; n > 0 && gt.first() != nil && gt.atCap(now) && !gt.awaitsClaim(now) && (gt.pool == nil || !gt.pool.listener.held(now)); n-- {
 		f := gt.victim(now)
 		if f == nil {
 			break

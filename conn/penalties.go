@@ -73,9 +73,9 @@ func (y *sourcePenalty) blocks(p *shaper.Policy, source netip.Addr, now leaky.Ti
 }
 
 // penalize counts a connection that was refused, if its limit has a penalty: then it is of TCP. One whose client has left
-// does not count, nor one that is refused for another reason than how much its source has or opens.
+// does not count, nor one that is refused for another reason than how much its source has or opens, or because of others.
 func (a *admission) penalize(w *waiter, why *refusal, now leaky.Time) {
-	if len(a.penalties) == 0 || why.poolFull {
+	if len(a.penalties) == 0 || why.poolFull || why.byOthers {
 		return
 	}
 	switch why.reason {
@@ -102,9 +102,14 @@ func (a *admission) penalize(w *waiter, why *refusal, now leaky.Time) {
 
 // refuseWaiting refuses the connections and flows of a source that has just been blocked and that wait.
 func (a *admission) refuseWaiting(source netip.Prefix, now leaky.Time) {
+	key := sourceKey(source.Addr())
+	one := source.IsSingleIP() || !source.Addr().Is4() && source.Bits() >= 64
+	if one && !a.waits(key) && !a.waits(unverifiedSource) {
+		return // there may be many queues
+	}
 	var found []*waiter
 	for _, q := range a.queues {
-		if addr := q.member.addr; source.Contains(addr) || sourceKey(source.Addr()) == addr {
+		if addr := q.member.addr; source.Contains(addr) || addr == key || addr == unverifiedSource {
 			found = slices.AppendSeq(found, q.waiters.All())
 		}
 	}
@@ -117,6 +122,16 @@ func (a *admission) refuseWaiting(source netip.Prefix, now leaky.Time) {
 			a.outcomes = append(a.outcomes, outcome{w, refusal{limit: l, reason: shaper.Blocked, retryAfter: left}})
 		}
 	}
+}
+
+// waits reports whether connections of a source wait.
+func (a *admission) waits(addr netip.Addr) bool {
+	for c := range a.policy.Classes() {
+		if a.sources[memberKey{class: a.policy.ClassState(c), addr: addr}] != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // followPenalty publishes how many sources y blocks, and wakes up when that changes.

@@ -450,7 +450,7 @@ func (p *Proxy) Quotas(f func(*shaper.QuotaStatus)) {
 				if i < 0 || policy.Limit(i).Quota.Amount == 0 {
 					continue
 				}
-				if qs.follow(b, policy.Limit(i), now); !b.Empty() {
+				if qs.follow(b, policy.Limit(i), now); !b.Empty() || len(b.queues)+len(b.gates) > 0 {
 					buffer[n] = b.status(policy.Limit(i))
 					n++
 				}

@@ -62,8 +62,8 @@ func (gt *gate) standings(now leaky.Time) (all []standing) {
 			n = l.NewConnections.N
 		}
 		left := sort.Search(int(n), func(before int) bool { return gt.nextAdmission(before, now) > now })
-		bucket, _ := gt.current(now)
-		all = append(all, standing{limit: n, remaining: uint64(left), reset: bucket.DrainedAt().Sub(now).Duration(), refills: true})
+		bucket, share := gt.current(now)
+		all = append(all, standing{limit: n, remaining: uint64(left), reset: bucket.RefillsAt(&share.Shape, now).Sub(now).Duration(), refills: true})
 	}
 	return all
 }

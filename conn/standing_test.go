@@ -177,3 +177,44 @@ func TestStanding_Class(t *testing.T) {
 		}
 	}
 }
+
+// A connection that comes after the time that is told finds all free again, and one 2 s before does not.
+func TestStanding_Reset(t *testing.T) {
+	for name, l := range map[string]shaper.Limit{
+		"spaced": {}, "burst": {BurstConnections: 4}, "fixed": {Algorithm: shaper.FixedWindow}, "sliding": {Algorithm: shaper.SlidingWindow}, "log": {Algorithm: shaper.SlidingLog},
+	} {
+		l.Name, l.Key, l.IPv4Prefix, l.IPv6Prefix, l.NewConnections = "l", shaper.KeySource, 32, 64, shaper.Frequency{N: 6, Per: time.Hour}
+		for _, use := range []int{1, 3, 6} {
+			for _, at := range []time.Duration{0, 100 * time.Second, 3500 * time.Second} {
+				start := func() (r *admissionRig, last *visitor) {
+					r = newAdmissionRig(t, l)
+					r.sleep(at)
+					for range use {
+						if v := r.visit("192.0.2.1", nil); v.granted {
+							last = v
+						}
+					}
+					return r, last
+				}
+				free := func(r *admissionRig) (n int) {
+					for r.visit("192.0.2.1", nil).granted {
+						n++
+					}
+					return n
+				}
+				r, last := start()
+				told := last.held[0].standings(r.now)[0]
+				now := free(r)
+				r, _ = start()
+				r.sleep(told.reset - 2*time.Second)
+				before := free(r)
+				r, _ = start()
+				r.sleep(told.reset)
+				full := free(r)
+				if now != int(told.remaining) || full != int(told.limit) || before >= full {
+					t.Errorf("%s, %d used at %v: told %+v; %d are free then, %d 2 s before, and now %d", name, use, at, told, full, before, now)
+				}
+			}
+		}
+	}
+}

@@ -68,7 +68,7 @@ func (a *admission) enqueue(w *waiter, list []*gate, i int, why shaper.Reason, n
 	}
 	if gt := list[i]; gt.quota.waiting >= gt.limit.MaxQueue {
 		if !gt.quota.displaces(gt.limit, q.gateSources[i].top().key, w.precedence) {
-			a.refuse(w, gt, shaper.WaitingFull, now)
+			a.refuseAs(w, q.gateSources[i], shaper.WaitingFull, now)
 			if q.len == 0 {
 				a.deleteQueue(q, now)
 			}
@@ -158,7 +158,7 @@ func queueKey(b []byte, m memberKey, list []*gate, paid bool) []byte {
 // expire refuses the connections of q that have reached their deadline.
 func (a *admission) expire(q *waitQueue, now leaky.Time) {
 	for q.len > 0 && q.deadline() <= now {
-		a.refuse(q.waiters.First(), q.current().gate, shaper.WaitTimeout, now)
+		a.refuse(q.waiters.First(), shaper.WaitTimeout, now)
 	}
 	if q.len > 0 && !q.timeout.Scheduled() { // a hold has begun meanwhile
 		a.armTimeout(q)

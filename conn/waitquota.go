@@ -80,7 +80,7 @@ func (wq *waitQuota) displaces(l *shaper.Limit, key memberKey, st precedence) bo
 func (a *admission) evictNewest(wq *waitQuota, l *shaper.Limit, now leaky.Time) {
 	first, _ := wq.largest(l)
 	src := first.sources[0]
-	a.refuse(src.newest().waiters.Last(), src.gate, shaper.WaitingFull, now)
+	a.refuse(src.newest().waiters.Last(), shaper.WaitingFull, now)
 }
 
 // insert counts the waiting connections of src in wq.

@@ -84,7 +84,7 @@ func (d *fakeDaemon) Unblock(_ context.Context, p netip.Prefix) error {
 	return d.record("unblock " + p.String())
 }
 
-func (d *fakeDaemon) ChangeBlocks(_ context.Context, block, unblock []netip.Prefix, _ time.Duration) (api.BlockChanges, error) {
+func (d *fakeDaemon) ChangeBlocks(_ context.Context, block, unblock []netip.Prefix, _ time.Duration, _ bool) (api.BlockChanges, error) {
 	return api.BlockChanges{Blocked: len(block), Unblocked: len(unblock), Total: 1}, d.record("change blocks")
 }
 

@@ -259,7 +259,7 @@ func (a *handlers) changeBlocks(w http.ResponseWriter, q *http.Request) {
 			prefixes[i] = append(prefixes[i], p)
 		}
 	}
-	changes, err := a.Daemon.ChangeBlocks(q.Context(), prefixes[0], prefixes[1], d)
+	changes, err := a.Daemon.ChangeBlocks(q.Context(), prefixes[0], prefixes[1], d, s.KeepPermanent)
 	if !writeError(w, err) {
 		writeJSON(w, http.StatusOK, changes)
 	}

@@ -107,8 +107,8 @@ type Daemon interface {
 	UnsetLimit(ctx context.Context, limit string, sources netip.Prefix, keys []string) error // without keys, all of them
 	Block(ctx context.Context, p netip.Prefix, d time.Duration) error
 	Unblock(ctx context.Context, p netip.Prefix) error
-	// ChangeBlocks blocks prefixes for d, and unblocks others, all of them or none.
-	ChangeBlocks(ctx context.Context, block, unblock []netip.Prefix, d time.Duration) (api.BlockChanges, error)
+	// ChangeBlocks blocks prefixes for d, and unblocks others, but not for keepPermanent those without an end: all of them or none.
+	ChangeBlocks(ctx context.Context, block, unblock []netip.Prefix, d time.Duration, keepPermanent bool) (api.BlockChanges, error)
 	EndPenalty(ctx context.Context, limit string, source netip.Prefix) error // of all limits if limit is ""
 	Bypass(ctx context.Context, on bool, d time.Duration) error
 	// DrainDownstream drains or enables a downstream of one listener, or of all if listener

@@ -41,3 +41,12 @@ func (s *Shape) packetDepart(t, now Time) Time {
 	}
 	return ready.Add(s.Window-1)/s.Window*s.Window - s.Window // the window at whose end the clock is not before ready
 }
+
+// RefillsAt returns the instant, not before now, from which on a whole burst of packets, or of a window, may pass if none does until then.
+func (b *Bucket) RefillsAt(s *Shape, now Time) Time {
+	if s.Window == 0 {
+		return max(now, b.packets)
+	}
+	whole := Shape{Packets: s.Packets, PacketsBurst: s.Packets.Cost(1) / 2, Window: s.Window} // half a one is the rounding of costs
+	return whole.packetDepart(b.packets, now)
+}

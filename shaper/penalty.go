@@ -3,6 +3,7 @@ package shaper
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"shaperd.dev/shaperd/shaper/asn"
@@ -83,11 +84,17 @@ func (l *Limit) validatePenalty(listeners []Listener, bad func(key, format strin
 
 // buildPenalties classifies sources by the penalties that except them.
 func (p *Policy) buildPenalties(groups []Group, table *asn.Table) {
-	stand := Policy{limits: make([]Limit, len(p.limits))} // a limit that applies to all that a penalty does not except
+	stand := Policy{limits: make([]Limit, len(p.limits))} // limits that apply to the sources of a limit that its penalty does not except
 	for i := range p.limits {
-		if y := p.limits[i].Penalty; y != nil {
+		l, s := &p.limits[i], &stand.limits[i]
+		if y := l.Penalty; y != nil {
 			p.penalties |= 1 << i
-			stand.limits[i].Except = y.Except
+			s.Match = Match{Source: l.Match.Source, ASN: l.Match.ASN, Group: l.Match.Group}
+			s.Except = Sources{
+				Group:  slices.Concat(l.Except.Group, y.Except.Group),
+				Source: slices.Concat(l.Except.Source, y.Except.Source),
+				ASN:    slices.Concat(l.Except.ASN, y.Except.ASN),
+			}
 		}
 	}
 	if p.penalties != 0 {

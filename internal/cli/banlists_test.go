@@ -98,6 +98,11 @@ func TestFail2ban(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.waitBlocked("192.0.2.7/32", false)
+	s.must("block 2001:db8::7") // for good, by an operator
+	if err := client("set", "app", "unbanip", "2001:db8::7"); err != nil {
+		t.Fatal(err)
+	}
+	s.waitLog(`unblock=2001:db8::7/128`)
 	s.must("blocks", "2001:db8::7/128")
 }
 
@@ -179,4 +184,4 @@ prometheus: {enabled: false}
 }
 
 // crowdSecImport is the line in docs/operation.md that blocks all that CrowdSec bans.
-const crowdSecImport = `cscli decisions list -l 0 -o raw | awk -F, '$5 == "ban" { sub(/^[^:]*:/, "", $3); print $3 }' | shaperd block --file - --for 10m`
+const crowdSecImport = `cscli decisions list -a --no-simu -t ban -l 0 -o raw | awk -F, 'tolower($3) ~ /^(ip|range):/ { sub(/^[^:]*:/, "", $3); print $3 }' | shaperd block --file - --for 10m`

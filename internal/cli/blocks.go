@@ -101,12 +101,14 @@ with comments after "#". "-" is standard input. Up to 100000 prefixes may be blo
 
 func unblockCommand(e env) *cobra.Command {
 	var file string
+	keep := false
 	cmd := &cobra.Command{
 		Use:   "unblock {PREFIX | --file LIST}",
 		Short: "Remove a block, or those of a list",
 		Long: `Remove a block. PREFIX is one that "shaperd blocks" lists. With --file, remove those of
 all prefixes of a list, as "shaperd block" takes it: a prefix in it that is not blocked
-makes no difference.`,
+makes no difference. For programs that end what they have blocked for a time there is
+--keep-permanent, so that they never end a block that an operator has made for good.`,
 		Example: `  shaperd unblock 192.0.2.0/24
   shaperd unblock --file drop.txt`,
 		Annotations: changeAnnotations,
@@ -128,7 +130,7 @@ makes no difference.`,
 				if err != nil {
 					return err
 				}
-				return e.changeBlocks(cmd.Context(), api.ChangeBlocks{Unblock: list})
+				return e.changeBlocks(cmd.Context(), api.ChangeBlocks{Unblock: list, KeepPermanent: keep})
 			}
 			prefix, err := parsePrefix(args[0])
 			if err != nil {
@@ -145,6 +147,7 @@ makes no difference.`,
 			return e.showBlocks(blocks)
 		},
 	}
+	cmd.Flags().BoolVar(&keep, "keep-permanent", false, "with --file, keep blocks that have no end")
 	cmd.Flags().StringVar(&file, "file", "", "unblock the prefixes of this `list`")
 	return cmd
 }

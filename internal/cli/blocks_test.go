@@ -124,7 +124,7 @@ func TestBlock_File(t *testing.T) {
 	s.must("block --file "+good+" --for 1m", "0 of 4 blocked; 3 are blocked in all.")
 	s.must("block --file "+good, "3 of 4 blocked; 3 are blocked in all.")
 	s.must("blocks", "192.0.2.0/24", "2001:db8::7/128", "198.51.100.1/32")
-	s.waitLog(`msg="blocks changed by operator" block=4 unblock=0`)
+	s.waitLog(`msg="blocks changed by operator" block="192.0.2.0/24, 2001:db8::7/128, 198.51.100.1/32, 198.51.100.1/32" unblock=none`)
 	bad := list("203.0.113.1\n10.0.0.0/33\n")
 	s.mustFail("block --file "+bad, bad+`:2:1: "10.0.0.0/33" is not an address`)
 	s.mustFail("unblock --file "+bad, bad+":2:1: ")

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"shaperd.dev/shaperd/api"
@@ -53,11 +54,12 @@ func (s *server) Unblock(ctx context.Context, p netip.Prefix) error {
 	}, "prefix unblocked by operator", "prefix", p.String())
 }
 
-// ChangeBlocks removes the blocks of some prefixes, if there are any, and then blocks others for d, unless that is 0.
-func (s *server) ChangeBlocks(ctx context.Context, block, unblock []netip.Prefix, d time.Duration) (did api.BlockChanges, err error) {
+// ChangeBlocks removes the blocks of some prefixes, if there are any, and then blocks others for d, unless that is 0. With
+// keepPermanent those without an end stay.
+func (s *server) ChangeBlocks(ctx context.Context, block, unblock []netip.Prefix, d time.Duration, keepPermanent bool) (did api.BlockChanges, err error) {
 	err = s.update(ctx, func(w *overrides) error {
 		for _, p := range unblock {
-			if _, ok := w.blocks[p]; ok {
+			if t, ok := w.blocks[p]; ok && !(keepPermanent && t.end() == nil) {
 				delete(w.blocks, p)
 				did.Unblocked++
 			}
@@ -70,8 +72,23 @@ func (s *server) ChangeBlocks(ctx context.Context, block, unblock []netip.Prefix
 		}
 		did.Total = len(w.blocks)
 		return w.checkBlocks()
-	}, "blocks changed by operator", "block", len(block), "unblock", len(unblock), "until", endText(d, "they are unblocked"))
+	}, "blocks changed by operator", "block", somePrefixes(block), "unblock", somePrefixes(unblock), "until", endText(d, "they are unblocked"))
 	return did, err
+}
+
+// maxNamed is how many prefixes somePrefixes names.
+const maxNamed = 5
+
+// somePrefixes names the first prefixes of a list for the log, and says how many there are more.
+func somePrefixes(list []netip.Prefix) string {
+	var names []string
+	for _, p := range list[:min(len(list), maxNamed)] {
+		names = append(names, p.String())
+	}
+	if more := len(list) - maxNamed; more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
 // errPenalized returns the error that p is blocked by a penalty, or nil.

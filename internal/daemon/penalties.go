@@ -61,7 +61,7 @@ func (s *server) restorePenalties(ctx context.Context) {
 	}
 	var saved persistedPenalties
 	if err := readStateFile(ctx, s.options.penaltiesPath(), func(text []byte) error { return json.Unmarshal(text, &saved) }); err != nil {
-		s.log.Warn("penalties not restored", "err", err)
+		s.log.Warn("penalties not restored", "err", err, "kept", s.setAside(ctx, "penalties", s.options.penaltiesPath()))
 		return
 	}
 	var all []shaper.PenaltyStatus

@@ -126,7 +126,7 @@ func (s *server) restoreOverrides(ctx context.Context, l *plan.Plan) *plan.Plan 
 	}
 	s.migrated = len(migrated) > 0
 	if dropped = append(dropped, f.dropped...); len(dropped) > 0 {
-		kept := s.setAsideOverrides(ctx)
+		kept := s.setAside(ctx, "overrides", s.options.overridesPath())
 		for _, err := range dropped {
 			s.log.Error("override not restored after restart", "err", err, "saved_as", kept)
 		}
@@ -170,14 +170,14 @@ func (o *persistedOverrides) migrate() (migrated []migratedOverride) {
 	return migrated
 }
 
-// setAsideOverrides keeps the file of overrides under another name when the next change
+// setAside keeps the file of overrides under another name when the next change
 // replaces it, and returns that name. It never replaces an earlier file.
-func (s *server) setAsideOverrides(ctx context.Context) (kept string) {
+func (s *server) setAside(ctx context.Context, what, path string) (kept string) {
 	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
 	defer cancel()
-	kept, err := runAsync(ctx, func() (string, error) { return setAside(s.options.overridesPath()) })
+	kept, err := runAsync(ctx, func() (string, error) { return setAside(path) })
 	if err != nil {
-		s.log.Error("setting aside overrides failed", "err", err)
+		s.log.Error("setting aside "+what+" failed", "err", err)
 		return ""
 	}
 	return kept
