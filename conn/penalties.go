@@ -245,9 +245,9 @@ func (y *sourcePenalty) restore(all []shaper.PenaltyStatus, now time.Duration) {
 func (p *Proxy) EndPenalty(limit string, source netip.Prefix) (found bool) {
 	p.loop.call(func(now leaky.Time) {
 		for _, y := range p.admission.penalties {
-			if limit == "" || y.limit.Name == limit {
+			if of := y.prefixOf(source.Addr()); (limit == "" || y.limit.Name == limit) && (source.IsSingleIP() || source == of) {
 				y.book.Advance(y.Penalty, now.Duration())
-				found = y.book.Forget(y.prefixOf(source.Addr())) || found
+				found = y.book.Forget(of) || found
 				p.admission.followPenalty(y, now)
 			}
 		}
