@@ -144,7 +144,7 @@ func TestPenalty_UnverifiedWaits(t *testing.T) {
 	}
 }
 
-// A source that the limit excepts, or does not match, is not blocked by the limit's penalty because of a neighbour.
+// A source that the limit excepts, or does not match, is not blocked by the limit's penalty because of a neighbor.
 func TestPenalty_LimitExcepts(t *testing.T) {
 	limit := penalizing(nil)
 	limit.IPv4Prefix = 24

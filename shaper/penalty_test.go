@@ -61,7 +61,7 @@ func TestPolicy_Penalizes(t *testing.T) {
 	}
 	groups := []Group{{Name: "monitoring", Source: []netip.Prefix{netip.MustParsePrefix("10.0.9.0/24")}}}
 	all, some := withPenalty(nil), withPenalty(func(l *Limit) {
-		l.Name, l.Match.Source = "some", []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} // what it does not match it does not refuse, but a neighbour in the same prefix
+		l.Name, l.Match.Source = "some", []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} // what it does not match it does not refuse, but a neighbor in the same prefix
 		l.Penalty.Except = Sources{Group: []string{"monitoring"}, Source: []netip.Prefix{netip.MustParsePrefix("2001:db8::/32")}, ASN: []uint32{64500}}
 	})
 	p, err := New(1024).Compile([]Limit{all, some, {Name: "none", Rate: 1e6}}, []Listener{{Name: "l", Addresses: []Address{{Protocol: TCP}}}}, nil, table, false, groups...)
