@@ -25,7 +25,7 @@ func TestKeyDestination_TCP(t *testing.T) {
 		t.Run(at, func(t *testing.T) {
 			echo := testutil.ServeTCP(t, testutil.Echo)
 			r := start(t, shaper.TCP, echo)
-			port := netip.MustParseAddrPort(testutil.FreeAddr(t, "tcp")).Port()
+			port := testutil.FreePort(t, "tcp")
 			address := func(a string) shaper.Address {
 				return addressOf(shaper.TCP, netip.AddrPortFrom(netip.MustParseAddr(a), port))
 			}
@@ -63,7 +63,7 @@ func TestKeyDestination_UDP(t *testing.T) {
 	server := testutil.ListenUDP(t, "127.0.0.1:0")
 	testutil.EchoUDP(t, server)
 	r := start(t, shaper.UDP, server.LocalAddr().String())
-	port := netip.MustParseAddrPort(testutil.FreeAddr(t, "udp")).Port()
+	port := testutil.FreePort(t, "udp")
 	r.listen.Addresses = []shaper.Address{addressOf(shaper.UDP, netip.AddrPortFrom(netip.IPv4Unspecified(), port))}
 	r.listen.UDPIdleTimeout = time.Minute
 	r.apply(byDestination(shaper.UDP))

@@ -84,8 +84,8 @@ func (l *Limit) covers(o *Limit) bool {
 	if key&KeyConnection != 0 {
 		key |= KeySource | KeyPort | KeyDestination
 	}
-	if key&KeySource != 0 {
-		key |= KeyASN | KeyCountry // a prefix of two AS is rare, and shares a bucket then
+	if key&KeySource != 0 && (key&KeyConnection != 0 || o.IPv4Prefix >= 24 && o.IPv6Prefix >= 48) {
+		key |= KeyASN | KeyCountry // what is announced is no longer: a prefix of two AS is rare, and shares a bucket then
 	}
 	m, n := &l.Match, &o.Match
 	return l.Key&^key == 0 &&

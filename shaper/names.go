@@ -1,6 +1,9 @@
 package shaper
 
-import "sync"
+import (
+	"strings"
+	"sync"
+)
 
 // names numbers names in the order of their first use, from 1: keys have the numbers. When numbers run out, all further
 // names have the last one, and so share buckets. It is safe for concurrent use.
@@ -52,9 +55,9 @@ func (n *names) name(id uint16) string {
 	return n.all[id-1]
 }
 
-// DownstreamID returns the number in keys of the downstream named name, see [Downstream.Name]. It never changes. Beyond
+// DownstreamID returns the number in keys of the downstream named name, see [Downstream.Name], in upper or lower case. It never changes. Beyond
 // 65,534 names since the start, all new ones share the last number.
-func (s *Shaper) DownstreamID(name string) uint16 { return s.downstreams.id(name) }
+func (s *Shaper) DownstreamID(name string) uint16 { return s.downstreams.id(strings.ToLower(name)) }
 
 // DownstreamID returns the number in keys of a downstream that has had one, or 0.
-func (p *Policy) DownstreamID(name string) uint16 { return p.downstreams.find(name) }
+func (p *Policy) DownstreamID(name string) uint16 { return p.downstreams.find(strings.ToLower(name)) }

@@ -55,6 +55,7 @@ type tlvNames struct {
 type tlvText struct {
 	hash uint64
 	text string
+	cut  bool // the value goes on
 }
 
 // NewTLV returns a value of a header, and remembers it to be shown.
@@ -71,12 +72,12 @@ func (n *tlvNames) add(tlvType uint8, value []byte) TLV {
 		n.texts = make([]tlvText, tlvTexts)
 	}
 	if at := &n.texts[hash%tlvTexts]; at.hash != hash {
-		*at = tlvText{hash, string(value[:min(len(value), maxTLVText)])}
+		*at = tlvText{hash, string(value[:min(len(value), maxTLVText)]), len(value) > maxTLVText}
 	}
 	return TLV{tlvType, hash}
 }
 
-// text returns a hash in keys as text: the value if it is remembered.
+// text returns a hash in keys as text: the value if it is remembered, and of a long one its beginning and the hash.
 func (n *tlvNames) text(hash uint64) string {
 	if hash == 0 {
 		return "none"
@@ -84,7 +85,11 @@ func (n *tlvNames) text(hash uint64) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.texts != nil && n.texts[hash%tlvTexts].hash == hash {
-		return strconv.QuoteToASCII(n.texts[hash%tlvTexts].text)
+		at := &n.texts[hash%tlvTexts]
+		if at.cut {
+			return fmt.Sprintf("%s...#%016x", strconv.QuoteToASCII(at.text), hash)
+		}
+		return strconv.QuoteToASCII(at.text)
 	}
 	return fmt.Sprintf("#%016x", hash)
 }

@@ -24,7 +24,7 @@ func TestTLV_Text(t *testing.T) {
 	for _, tt := range []struct{ value, want string }{
 		{"tenant-7", `tlv:0xe0 "tenant-7"`},
 		{"a\x00\xffé\n", `tlv:0xe0 "a\x00\xff\u00e9\n"`},
-		{long, `tlv:0xe0 "` + long[:64] + `"`},
+		{long, `tlv:0xe0 "` + long[:64] + fmt.Sprintf(`"...#%016x`, HashTLV(0xe0, []byte(long)))},
 	} {
 		if got := describe(s.NewTLV(0xe0, []byte(tt.value))); got != tt.want {
 			t.Errorf("%q is %s, want %s", tt.value, got, tt.want)

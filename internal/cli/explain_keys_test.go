@@ -47,6 +47,16 @@ name              = "behind"
 address           = "tcp://127.0.0.1:9090"
 downstream        = "10.0.0.1:80"
 accept_proxy_from = "10.0.0.9"
+[[listen]]
+name              = "behind2"
+address           = "tcp://127.0.0.1:9091"
+downstream        = "10.0.0.1:80"
+accept_proxy_from = "10.0.0.9"
+[[limit]]
+name  = "per-address"
+match = { listen = "behind2" }
+key   = "destination"
+rate  = "1MB/s"
 [[limit]]
 name  = "per-tenant"
 match = { listen = "behind" }
@@ -82,6 +92,9 @@ rate  = "1Mbit/s"
 		{"TLV", "--to tcp/9090 --tlv 0xE0=tenant-7", `port 9090, tlv:0xe0 "tenant-7"`},
 		{"TLV of another type", "--to tcp/9090 --tlv 0xE1=tenant-7", "port 9090, tlv:0xe0 none"},
 		{"no TLV", "--to tcp/9090", "port 9090, tlv:0xe0 none"},
+		{"TLV without a header", "--to tcp/8080 --downstream 10.0.0.2:80 --tlv 0xE0=tenant-7", `--tlv: tcp at listener "web" has no PROXY header`},
+		{"destination in a header", "--listener behind2 --to tcp/9091", `limit "per-address" has a bucket for each destination: use --to tcp/ADDRESS:9091 to name one`},
+		{"destination in a header named", "--listener behind2 --to tcp/198.51.100.1:9091", "destination 198.51.100.1/32"},
 		{"bad TLV", "--to tcp/9090 --tlv tenant-7", `--tlv "tenant-7": must be a type and a value`},
 		{"DSCP", "--attach plant --to tcp/5060 --dscp EF", "tcp/5060, dscp ef: attachment"},
 		{"limit of a DSCP", "--attach plant --to tcp/5060 --dscp 34", "\nvoice "},

@@ -32,6 +32,9 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 			return nil, err
 		}
 		x.Listener, f.Origin, f.Destination = l.Name, p.ListenerIndex(l.Name), q.addressAt(l)
+		if q.TLVType != 0 && (len(l.AcceptProxyFrom) == 0 || q.Protocol != shaper.TCP) {
+			return nil, QuestionError{fmt.Errorf("--tlv: %v at listener %q has no PROXY header: accept_proxy_from names who sends one", q.Protocol, l.Name)}
+		}
 		if q.TLVType != 0 {
 			f.TLVs = []shaper.TLV{p.NewTLV(q.TLVType, []byte(q.TLV))}
 		}
@@ -97,6 +100,9 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 func (q *Question) addressAt(l *shaper.Listener) netip.Addr {
 	if q.Address.IsValid() {
 		return q.Address
+	}
+	if len(l.AcceptProxyFrom) > 0 && q.Protocol == shaper.TCP {
+		return netip.Addr{} // a header names it
 	}
 	var only netip.Addr
 	for _, a := range l.Addresses {
@@ -182,7 +188,7 @@ func findListener(c *config.Config, q *Question) (*shaper.Listener, error) {
 			switch {
 			case a.Addr == q.Address:
 				exact = append(exact, l)
-			case !q.Address.IsValid() || a.Addr.IsUnspecified():
+			case !q.Address.IsValid() || a.Addr.IsUnspecified() || q.Listener != "" && len(l.AcceptProxyFrom) > 0:
 				if !slices.Contains(any, l) {
 					any = append(any, l)
 					where = append(where, fmt.Sprintf("%q (%v)", l.Name, a))

@@ -37,7 +37,7 @@ func (p *Plan) Warnings() (all []string) {
 			all = append(all, fmt.Sprintf("[shared] store = %q is not encrypted: who is on the way to it can read the password and lift limits", url))
 		}
 	}
-	return slices.Concat(all, p.timeoutWarnings(), p.crossedLimits(), p.openSharedLimits(), p.forgeableQuotas())
+	return slices.Concat(all, p.timeoutWarnings(), p.crossedLimits(), p.openSharedLimits(), p.forgeableQuotas(), p.emptyCountries())
 }
 
 // forgeableQuotas returns a warning for each quota by source of which forged datagrams can take the keys.
@@ -51,6 +51,23 @@ func (p *Plan) forgeableQuotas() (all []string) {
 			return n.Accepts(shaper.UDP) && (len(l.Match.Listen) == 0 || slices.Contains(l.Match.Listen, n.Name))
 		}) {
 			all = append(all, fmt.Sprintf("limit %q: forged sources of UDP can take all %d keys of its quota, and later sources share one: match protocol \"tcp\", or sources that cannot be forged", l.Name, shaper.MaxQuotaKeys))
+		}
+	}
+	return all
+}
+
+// emptyCountries returns a warning for each country of a match that no address is in.
+func (p *Plan) emptyCountries() (all []string) {
+	known := map[shaper.Country]bool{0: true}
+	for r := range p.asns.Countries() {
+		known[r.Country] = true
+	}
+	for i := range p.Config.Limits {
+		l := &p.Config.Limits[i]
+		for _, c := range l.Match.Country {
+			if !known[c] {
+				all = append(all, fmt.Sprintf("limit %q: match.country: the files of [asn] have no address in %v: check the code, which is \"GB\" for the United Kingdom and \"GR\" for Greece", l.Name, c))
+			}
 		}
 	}
 	return all

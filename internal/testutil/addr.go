@@ -38,3 +38,30 @@ func FreeAddr(t testing.TB, network string) string {
 	t.Fatalf("no free port of %v: %v", ip, err)
 	return ""
 }
+
+// FreePort returns a port for the network "tcp" or "udp" that is not in use at any IPv4 address. Neither the kernel nor
+// [FreeAddr] assigns it, and other processes begin elsewhere.
+func FreePort(t testing.TB, network string) uint16 {
+	t.Helper()
+	const first, n = 30_000, 2_768 // up to the ports that the kernel assigns
+	var err error
+	for range 100 {
+		port := uint16(first + (uint32(os.Getpid())*97+ports.Add(1))%n)
+		at := netip.AddrPortFrom(netip.IPv4Unspecified(), port).String()
+		var c io.Closer
+		if network == "udp" {
+			c, err = net.ListenPacket("udp4", at)
+		} else {
+			c, err = net.Listen("tcp4", at)
+		}
+		if err != nil {
+			continue
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return port
+	}
+	t.Fatalf("no free port: %v", err)
+	return 0
+}

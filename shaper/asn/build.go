@@ -40,6 +40,8 @@ type builder struct {
 	v6     family[segments.Addr6]
 	strict bool // ranges of the same ASN must not overlap either
 
+	hasCountries bool // some record has a country, whether or not they are loaded
+
 	countries *builder // has the countries as ASNs; nil without countries
 	noun      string   // what the numbers are, in errors; "" is ASN
 

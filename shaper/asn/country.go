@@ -19,12 +19,15 @@ func (c Country) String() string {
 	return string([]byte{byte(c >> 8), byte(c)})
 }
 
+// unassigned is ZZ, which databases have where they know no country: a code that ISO 3166-1 leaves to users.
+const unassigned Country = 'Z'<<8 | 'Z'
+
 // ParseCountry parses a code of two letters, or "unknown".
 func ParseCountry(s string) (Country, error) {
 	if s == unknownCountry {
 		return 0, nil
 	}
-	if c := countryOf(s); c != 0 {
+	if c := countryOf(s); c != 0 && c != unassigned {
 		return c, nil
 	}
 	return 0, fmt.Errorf("%s is not a country code of two letters such as \"DE\" (ISO 3166-1), or \"unknown\"", quote(s))
@@ -61,7 +64,7 @@ func (f *countryFields) country() Country {
 			value = table["iso_code"]
 		}
 		code, _ := value.(string)
-		if c := countryOf(code); c != 0 {
+		if c := countryOf(code); c != 0 && c != unassigned {
 			return c
 		}
 	}

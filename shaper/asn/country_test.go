@@ -27,6 +27,7 @@ func TestLoadCountries(t *testing.T) {
 		{"198.51.100.0/24", mmdbtype.Map{"country": mmdbtype.String("at"), "asn": mmdbtype.String("AS64500")}},
 		{"203.0.113.0/24", mmdbtype.Map{"registered_country": iso("FR"), "autonomous_system_number": mmdbtype.Uint32(64501)}},
 		{"203.0.114.0/24", mmdbtype.Map{"country": iso(""), "country_code": mmdbtype.String("D1"), "autonomous_system_number": mmdbtype.Uint32(64501)}},
+		{"203.0.115.0/24", mmdbtype.Map{"country": iso("ZZ")}},
 		{"2001:db8::/32", mmdbtype.Map{"country": iso("CH")}},
 	}))
 	csv := writeFile(t, "asn.csv", []byte("192.0.2.0,192.0.2.9,64499\n"))
@@ -44,7 +45,7 @@ func TestLoadCountries(t *testing.T) {
 		t.Error(diff)
 	}
 	for addr, want := range map[string]string{
-		"192.0.2.200": "DE", "::ffff:198.51.100.7": "AT", "203.0.114.1": "unknown", "8.8.8.8": "unknown", "2001:db8::1": "CH", "2001:db9::": "unknown",
+		"192.0.2.200": "DE", "::ffff:198.51.100.7": "AT", "203.0.114.1": "unknown", "203.0.115.1": "unknown", "8.8.8.8": "unknown", "2001:db8::1": "CH", "2001:db9::": "unknown",
 	} {
 		if got := table.Country(netip.MustParseAddr(addr)).String(); got != want {
 			t.Errorf("%s is in country %s, want %s", addr, got, want)
@@ -86,8 +87,8 @@ func TestLoadCountries_Errors(t *testing.T) {
 	if _, err := LoadCountries(german); err != nil {
 		t.Errorf("countries alone: %v", err)
 	}
-	if _, err := Load(german); err == nil {
-		t.Error("a file without ASNs was loaded, and no country is needed")
+	if _, err := Load(german); err != nil { // the last limit by country was removed
+		t.Errorf("countries alone, and none is needed: %v", err)
 	}
 	if _, err := Load(numbers, numbers); err != nil {
 		t.Errorf("the same file twice: %v", err)
@@ -100,7 +101,7 @@ func TestParseCountry(t *testing.T) {
 			t.Errorf("ParseCountry(%q) = %v, %v, want %v", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "D", "DEU", "D1", "@@", "  ", "Unknown"} {
+	for _, text := range []string{"", "D", "DEU", "D1", "@@", "  ", "Unknown", "ZZ", "zz"} {
 		if got, err := ParseCountry(text); err == nil {
 			t.Errorf("ParseCountry(%q) = %v, want an error", text, got)
 		}

@@ -39,7 +39,8 @@ const expectedFormats = `expected CSV or TSV of "first,last,asn", pfx2as or an M
 //     also separated by commas. Prefixes may nest: the more specific one wins.
 //     Of several origins ("64500_64501", "64500,64501") the first is used.
 //   - MMDB: the record's autonomous_system_number, or its asn as a number or
-//     as a string, and its autonomous_system_organization. The networks count as
+//     as a string, and its autonomous_system_organization. One that has countries
+//     need not have any. The networks count as
 //     ranges. Aliases of the IPv4 subtree (6to4, Teredo) are not followed.
 //
 // In text an ASN is "64500" or "AS64500", fields may be in double quotes, and
@@ -102,6 +103,7 @@ func (b *builder) loadFile(path string) error {
 func (b *builder) read(r io.Reader, name string, limit int64) error {
 	b.files = append(b.files, name)
 	before := b.entries() + b.countries.entries()
+	b.hasCountries = false
 
 	br := bufio.NewReaderSize(&limitedReader{r, limit}, maxLine)
 	// A read error recurs when the rest is read, so Peek's may be dropped.
@@ -125,7 +127,7 @@ func (b *builder) read(r io.Reader, name string, limit int64) error {
 	if err != nil {
 		return err
 	}
-	if b.entries()+b.countries.entries() == before {
+	if b.entries()+b.countries.entries() == before && !b.hasCountries {
 		return fmt.Errorf("%s: no range with an ASN; %s", name, expectedFormats)
 	}
 	return nil

@@ -64,7 +64,7 @@ type treeWalk struct {
 	maxSteps uint64
 
 	records map[uint64]mmdbRecord // by pointer: many networks share a record
-	found   bool                  // some record has an ASN field, or a country where those are loaded
+	found   bool                  // some record has an ASN field or a country
 
 	b   *builder
 	src source
@@ -206,13 +206,14 @@ func (w *treeWalk) decode(record uint64) (r mmdbRecord, err error) {
 	if value == nil {
 		value = fields.ASN
 	}
-	if w.b.countries != nil {
+	if w.b.countries != nil || value == nil {
 		if err := w.db.LookupOffset(offset).Decode(&countries); err != nil {
 			return r, fmt.Errorf("decode record: %w; the file is corrupt", libraryError(err))
 		}
 		r.country = countries.country()
 	}
 	w.found = w.found || value != nil || r.country != 0
+	w.b.hasCountries = w.b.hasCountries || r.country != 0
 	r.asn, err = numberOf(value)
 	if name, ok := fields.Name.(string); ok && r.asn != 0 && !w.b.hasName(r.asn) {
 		w.b.addName(r.asn, []byte(name))

@@ -202,7 +202,7 @@ func TestMMDBErrors(t *testing.T) {
 			"input: network 192.0.2.0/24: decode record: ",
 		},
 		{
-			"not an ASN database", one(mmdbtype.Map{"country": mmdbtype.String("ZZ")}),
+			"not an ASN database", one(mmdbtype.Map{"city": mmdbtype.String("Bonn")}),
 			`input: MMDB of type "Example-ASN" has records without autonomous_system_number or asn; expected an ASN database`,
 		},
 		{

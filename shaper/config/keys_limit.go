@@ -40,8 +40,8 @@ var limitKeys = keys{
 		doc: "Attributes that split the traffic: each combination of their values has its own bucket; `[]` is one " +
 			"bucket for all. `\"listen\"` is for listeners, `\"attach\"` for attachments. `\"asn\"` needs `[asn]` " +
 			"files; addresses that are not in them share AS 0. `\"destination\"` is the address that the source connects or sends to, and " +
-			"goes without `\"source\"`. `\"downstream\"` is the chosen downstream of any listener, at listeners and for rates alone. `\"country\"` needs a file of `[asn]` that has countries; those that are unknown share a bucket. `\"tlv:0xE0\"` is the value of that type " +
-			"in the PROXY header, version 2, from a proxy in `accept_proxy_from`; connections without one share a bucket. At attachments a connection is the packets with " +
+			"goes without `\"source\"`. `\"downstream\"` is the chosen downstream of any listener, with the port as written, at listeners and for rates alone. `\"country\"` needs a file of `[asn]` that has countries; those that are unknown share a bucket. `\"tlv:0xE0\"` is the value of that type " +
+			"in the PROXY header, version 2, from a proxy in `accept_proxy_from`, if it is among the first 16, and the first of its type; connections without one share a bucket. A value that clients choose, such as 0x02 (SNI), gives a client as many buckets as it likes. At attachments a connection is the packets with " +
 			"the same addresses, ports and protocol.",
 	},
 	{

@@ -82,7 +82,9 @@ var matchKeys = keys{
 		ifEmpty: matchNone,
 		doc: "Control groups (version 2) of local processes, as in `/proc/PID/cgroup`, with all below them; up to 16 different ones. At " +
 			"attachments at egress, for limits that do not count connections. One that does not exist, which `status` tells, matches " +
-			"nothing; it is looked for every two seconds. Packets without a socket, such as those that are forwarded, do not match.",
+			"nothing; it is looked for every two seconds. A packet is of the group that its socket was made in, and a connection that was accepted " +
+			"of that of the listening socket: with socket activation of systemd add `\"/system.slice/nginx.socket\"`. A process that moves takes no " +
+			"sockets along. Packets without a socket, such as those that are forwarded, do not match.",
 	},
 }
 
