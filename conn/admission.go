@@ -115,12 +115,13 @@ func (a *admission) acquire(w *waiter, now leaky.Time) {
 			return
 		}
 	}
-	a.decisions.time(a.clock, func() { a.admitOrQueue(w, now) })
+	a.decisions.time(a.clock, func() { a.admitOrQueue(w, false, now) })
 	a.run(now)
 }
 
-// admitOrQueue passes w through all gates of the current policy or queues it.
-func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
+// admitOrQueue passes w through all gates of the current policy or queues it. If it comes with others it waits, too, for a dispatch in
+// the next run, unless it may not.
+func (a *admission) admitOrQueue(w *waiter, withOthers bool, now leaky.Time) {
 	w.policy = a.policy
 	w.flow.Origin = w.policy.ListenerIndex(w.listen)
 	w.route = w.policy.Route(&w.flow)
@@ -148,6 +149,14 @@ func (a *admission) admitOrQueue(w *waiter, now leaky.Time) {
 	if i, why := findShutOnArrival(list, w.precedence, w.paid, now); why != shaper.None {
 		a.enqueue(w, list, i, why, now)
 		return
+	}
+	if withOthers && len(list) > 0 {
+		gt := list[0]
+		if l := gt.limit; gt.pool == nil && gt.quota.waiting < l.MaxQueue && now < w.arrived+leaky.FromDuration(l.QueueTimeout) {
+			a.enqueue(w, list, 0, shaper.ByConnections, now)
+			a.freed = append(a.freed, gt)
+			return
+		}
 	}
 	for _, gt := range list {
 		a.take(gt, w.precedence.class, w.paid, shaper.None, 0, now, now)

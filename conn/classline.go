@@ -45,9 +45,9 @@ func (gt *gate) dropLine(class *shaper.ClassState) {
 	gt.lines = slices.DeleteFunc(gt.lines, func(l classLine) bool { return l.class == class && l.inFlight == 0 && len(l.queued) == 0 })
 }
 
-// owed reports whether a class has fewer connections in flight than are reserved for it.
+// owed reports whether a class, or none if it is nil, has fewer connections in flight than are reserved for it.
 func (gt *gate) owed(class *shaper.ClassState) bool {
-	if len(gt.limit.Reserve) == 0 {
+	if class == nil || len(gt.limit.Reserve) == 0 {
 		return false
 	}
 	if l := gt.findLine(class); l != nil {

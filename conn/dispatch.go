@@ -170,7 +170,8 @@ func (a *admission) run(now leaky.Time) {
 	a.running = false
 }
 
-// retry makes the waiters of an earlier policy try the gates of the current one, those of the highest priority first.
+// retry makes the waiters of an earlier policy try the gates of the current one, those of the highest priority first. Several wait in
+// line, so that a dispatch gives them what is free by turns, and those first that are owed.
 func (a *admission) retry(now leaky.Time) {
 	list := a.retries
 	a.retries = nil
@@ -183,6 +184,6 @@ func (a *admission) retry(now leaky.Time) {
 		slices.SortStableFunc(list, func(x, y *waiter) int { return cmp.Compare(priority[y], priority[x]) })
 	}
 	for _, w := range list {
-		a.admitOrQueue(w, now)
+		a.admitOrQueue(w, len(list) > 1, now)
 	}
 }

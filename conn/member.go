@@ -28,8 +28,8 @@ func (m *members) all() []memberKey { return m.keys[:m.n] }
 // last is the member that a flow is of itself. It tells the others.
 func (m *members) last() memberKey { return m.keys[m.n-1] }
 
-// unverifiedSource is the source that unverified flows count as.
-var unverifiedSource = netip.IPv6Unspecified()
+// unverifiedSource is the source that unverified flows count as, a multicast address: no flow has it. The unspecified one is the /64 of ::1.
+var unverifiedSource = netip.MustParseAddr("ff00::")
 
 // membersOf returns the members of a flow of a source at the buckets of l. Unverified flows, whose sources may be forged, are of one
 // member in each class, whatever the levels are.

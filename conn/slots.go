@@ -83,6 +83,23 @@ func (s *slots) retake(f *shaper.Flow, r shaper.Route, now leaky.Time) {
 	old.free(now)
 }
 
+// verified counts s, whose source is no longer held to be forged, for the class that it is of now.
+func (s *slots) verified(f *shaper.Flow, r shaper.Route, now leaky.Time) {
+	if !s.unverified {
+		return
+	}
+	s.unverified = false
+	if s.policy != s.admission.policy {
+		return // update does the rest
+	}
+	was := s.precedence.class
+	s.precedence = s.admission.precedenceOf(f, r, false)
+	for _, gt := range s.held {
+		gt.count(s.precedence.class, 1, now)
+		gt.count(was, -1, now)
+	}
+}
+
 // isListenerLimit reports whether a limit matched certain listeners in oldPolicy, or had been
 // removed even before it. Connections of removed listeners keep such limits.
 func isListenerLimit(oldPolicy *shaper.Policy, state *shaper.LimitState) bool {

@@ -150,11 +150,18 @@ func (q *queue) addIdle(sq *sourceQueue) {
 // start tags. If there are too many, virtual time is advanced: sources that join get slightly less
 // than their share, those present do not.
 func (q *queue) retire() {
+	looks := 2
 	for len(q.idleSources) > 0 {
 		first := q.idleSources[0]
 		if first.flows == 0 && first.keepsTag() {
 			if len(q.idleSources) <= maxIdleSources {
-				return
+				if looks--; looks == 0 || first.parent == nil {
+					return
+				}
+				// Virtual time may stand still below its parent. It does not hold up those of others.
+				q.idleSources[0] = nil
+				q.idleSources = append(q.idleSources[1:], first)
+				continue
 			}
 			first.Forgive()
 		}

@@ -166,6 +166,7 @@ func (f *udpFlow) markAnswered(now leaky.Time) {
 	f.unanswered = false
 	f.refile(now)
 	f.proxy.loop.memory.transfer(f)
+	f.slots.verified(&f.flow, f.route, now)
 	f.updateSlots(now)
 	f.reroute(f.proxy.shaper.Policy(), now)
 }

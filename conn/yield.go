@@ -80,20 +80,54 @@ func (p *Proxy) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser) 
 }
 
 // pairToYield returns the source that holds the most, of which a connection may end, and one that waits here and holds
-// the least, or nil if it would then hold more than the other.
+// the least, or nil if it would then hold more than the other. The slot would go to one of those whose turn is next: where another class
+// goes first, its waiters would have it, and the connection would have ended for nothing.
 func (gt *gate) pairToYield(users []*slotUser) (from, to *slotUser) {
+	next := gt.first()
+	if next == nil {
+		return nil, nil
+	}
+	owed, priority := gt.owed(next.key.class), priorityOf(next.ticket())
 	for _, u := range users {
-		if len(u.idle) > 0 && (from == nil || u.held > from.held) {
+		if len(u.idle) > 0 && (from == nil || u.held > from.held) && !gt.takesBack(u.key.class) {
 			from = u
 		}
-		if src := gt.sources[u.key]; src != nil && src.waiting > 0 && (to == nil || u.held < to.held) {
+		src := gt.sources[u.key]
+		if src != nil && src.waiting > 0 && (to == nil || u.held < to.held) && gt.owed(u.key.class) == owed && priorityOf(src.ticket()) == priority {
 			to = u
 		}
 	}
-	if from == nil || to == nil || from.held < to.held+2 {
-		return nil, nil
+	if from != nil && to != nil && from.held >= to.held+2 {
+		return from, to
 	}
-	return from, to
+	for i := range gt.lines { // a class that has just its part shares it
+		l := &gt.lines[i]
+		if !gt.takesBack(l.class) || owed && l.class != next.key.class {
+			continue
+		}
+		from, to = nil, nil
+		for _, u := range users {
+			if u.key.class != l.class {
+				continue
+			}
+			if len(u.idle) > 0 && (from == nil || u.held > from.held) {
+				from = u
+			}
+			if src := gt.sources[u.key]; src != nil && src.waiting > 0 && (to == nil || u.held < to.held) {
+				to = u
+			}
+		}
+		if from != nil && to != nil && from.held >= to.held+2 {
+			return from, to
+		}
+	}
+	return nil, nil
+}
+
+// takesBack reports whether a class, which waits here, would be owed the slot of a connection of its own that ends.
+func (gt *gate) takesBack(class *shaper.ClassState) bool {
+	l := gt.findLine(class)
+	return l != nil && l.reserved > 0 && len(l.queued) > 0 && l.inFlight <= gt.slots*l.reserved/100
 }
 
 // mayYield reports whether s is between turns: nothing is on its way, and the downstream owes no answer.
