@@ -61,7 +61,11 @@ func TestClasses_Weights(t *testing.T) {
 					tag := byte('a' + i)
 					bulks[tag] = []*bulk{n.client.newBulk(t, source, f.listenAddr(), 4+3*i, tag)}
 				}
-				parts, report := n.flood(t, f.listenAddr(), s, bulks, 10*time.Second)
+				d := 10 * time.Second
+				if f.name != ipv4.name {
+					d = 4 * time.Second
+				}
+				parts, report := n.flood(t, f.listenAddr(), s, bulks, d)
 				var errs []error
 				for i, weight := range []float64{10, 3, 1} {
 					got, want := parts[byte('a'+i)], weight/14
@@ -91,7 +95,7 @@ func TestClasses_TurnsByPrefix(t *testing.T) {
 		for _, source := range prefix {
 			bulks['b'] = append(bulks['b'], n.client.newBulk(t, source, f.listenAddr(), 1, 'b'))
 		}
-		parts, report := n.flood(t, f.listenAddr(), s, bulks, 8*time.Second)
+		parts, report := n.flood(t, f.listenAddr(), s, bulks, 4*time.Second)
 		t.Logf("one address: %.4f of the bytes; 256 of a /24: %.4f", parts['a'], parts['b'])
 		if parts['a'] < 0.49 || parts['a'] > 0.51 {
 			return report, fmt.Errorf("one address has %.4f of the bytes, and 256 of a /24 %.4f, want half each", parts['a'], parts['b'])
@@ -115,7 +119,7 @@ func TestClasses_SlotsByPrefix(t *testing.T) {
 	var answers [2]atomic.Int64
 	ask := func(side int, from netip.Addr) {
 		group.Go(func() {
-			for end := time.Now().Add(7 * time.Second); time.Now().Before(end); {
+			for end := time.Now().Add(4 * time.Second); time.Now().Before(end); {
 				if _, err := n.client.request(from, f.listenAddr()); err == nil {
 					answers[side].Add(1)
 				}
@@ -130,7 +134,7 @@ func TestClasses_SlotsByPrefix(t *testing.T) {
 	}
 	time.Sleep(time.Second)
 	before := [2]int64{answers[0].Load(), answers[1].Load()}
-	time.Sleep(5 * time.Second)
+	time.Sleep(2 * time.Second)
 	one, many := answers[0].Load()-before[0], answers[1].Load()-before[1]
 	t.Logf("one address: %d answers; 256 of a /24: %d", one, many)
 	if part := float64(one) / float64(one+many); part < 0.47 || part > 0.53 {
@@ -149,7 +153,7 @@ func TestClasses_Critical(t *testing.T) {
 	var group sync.WaitGroup
 	var made, answered [3]int
 	rates := []float64{200, 700, 100}
-	const d = 10 * time.Second
+	const d = 5 * time.Second
 	for i, rate := range rates {
 		group.Go(func() { made[i], answered[i] = n.client.openLoop(f.sources[i], f.listenAddr(), rate, d) })
 	}
@@ -160,7 +164,7 @@ func TestClasses_Critical(t *testing.T) {
 	if float64(answered[0]) < 0.999*float64(made[0]) {
 		t.Errorf("%d of %d critical questions were answered", answered[0], made[0])
 	}
-	if load, all := made[0]+made[1]+made[2], answered[0]+answered[1]+answered[2]; float64(load) < 1.8*float64(all) {
+	if load, all := made[0]+made[1]+made[2], answered[0]+answered[1]+answered[2]; float64(load) < 1.5*float64(all) { // those that wait at the end are answered after it
 		t.Errorf("%d of %d were answered: the load is too low to show anything", all, load)
 	}
 	if part := 0.1 * slots * d.Seconds() / service.Seconds(); float64(answered[2]) < 0.8*part || float64(answered[2]) > 1.3*part {
