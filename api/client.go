@@ -162,8 +162,8 @@ type ExplainQuery struct {
 	Destination netip.Addr // only for packets; may be invalid
 	DSCP        string     // only for packets: "ef", or "46"; "" is 0
 	Mark        string     // only for packets: "0x10"; "" is 0
-	Cgroup      string     // of the local process that sends packets: "/system.slice/x.service"; "" is none
-	TLV         string     // type and value in the PROXY header, as "0xE0=tenant-7"; "" is none
+	Cgroup      string     // of the local process that sends packets: "/system.slice/x.service"; may be ""
+	TLV         string     // type and value in the PROXY header, as "0xE0=tenant-7"; may be ""
 	Downstream  string     // needed if the listener has several, and a limit a bucket for each
 }
 

@@ -104,7 +104,7 @@ func TestPenalty_CountsWithinPeriod(t *testing.T) {
 	}
 }
 
-// A penalty that observes says whom it would block, once for each block. When it does not observe any more, it begins anew.
+// A penalty that observes says whom it would block, once for each block. When it no longer observes, it forgets what it has counted.
 func TestPenalty_Observe(t *testing.T) {
 	observing := penalizing(func(y *shaper.Penalty) { y.Observe = true })
 	r := newAdmissionRig(t, observing)

@@ -325,7 +325,9 @@ func (qs *quotas) write() {
 	qs.wanting, qs.removed = slices.Clone(qs.wanting[len(claims):]), slices.Clone(qs.removed[len(removed):])
 	records := map[string]*quota.Record{}
 	for _, name := range removed {
-		if qs.budgets[name] == nil { // else it is in use again
+		if b := qs.budgets[name]; b != nil { // it is in use again
+			b.inFile = true
+		} else {
 			records[name] = nil
 		}
 	}

@@ -22,7 +22,7 @@ type ideal struct {
 	unit          float64 // the most that leaves at once
 	maxBacklogged int     // nodes backlogged at once
 
-	weights map[string]float64 // 1 where there is none
+	weights map[string]float64 // 1 if it has no entry
 	least   float64            // of the weights of nodes that were ever backlogged
 }
 

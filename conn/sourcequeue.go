@@ -174,8 +174,8 @@ func (q *queue) retire() {
 	}
 }
 
-// keepsTag reports whether a member without flows is kept for its start tag. It is of no use below a parent without
-// flows: all members there start anew, when the parent does not.
+// keepsTag reports whether a member without flows is kept for its start tag. Below a parent without flows the tag is of
+// no use: no other member there competes with it.
 func (sq *sourceQueue) keepsTag() bool {
 	return sq.Ahead() && (sq.parent == nil || sq.parent.flows > 0)
 }

@@ -48,7 +48,7 @@ func ownPlaces(l *shaper.Limit, class *shaper.ClassState) int {
 }
 
 // largest returns the source with the most waiters of the class that makes room: of those that have more than their own places the
-// one of the lowest priority. It is nil if there is none.
+// one of the lowest priority. It is nil if no class has more.
 func (wq *waitQuota) largest(l *shaper.Limit) (first *quotaSource, priority int) {
 	for i := range wq.classes {
 		c := &wq.classes[i]

@@ -12,7 +12,7 @@ import (
 )
 
 // MaxSources is the maximum number of sources of a [Book] that are blocked, or were and are remembered. Another one
-// takes the place of the one whose block has ended longest ago, or if there is none ends soonest.
+// takes the place of the one whose block has ended longest ago, or, while all last, ends soonest.
 const MaxSources = 10_000
 
 // Book has the sources that one limit has refused. It is not safe for concurrent use.
