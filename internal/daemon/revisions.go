@@ -34,8 +34,7 @@ type keptRevision struct {
 }
 
 // revisions keeps the last configurations that were effective in a directory next to the state file, or nothing without one. Files are
-// written in a goroutine of their own: a disk that does not answer delays nothing, and of those that become effective meanwhile the last
-// is kept.
+// written in a goroutine of their own: a disk that does not answer delays nothing.
 type revisions struct {
 	folder string // "" keeps nothing
 	log    *slog.Logger
@@ -43,7 +42,7 @@ type revisions struct {
 	pending sync.WaitGroup
 	reading atomic.Bool
 	mu      sync.Mutex
-	next    *keptRevision // to write
+	next    []*keptRevision // to write, at most maxRevisions
 	writing bool
 	applied *api.Revision // the one to which an operator has gone back, until a reload; nil otherwise
 }
@@ -76,7 +75,10 @@ func (r *revisions) keep(p *plan.Plan) {
 	k := keptRevision{p.Revision(), time.Now(), filesOf(p)}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.next = &k; r.writing {
+	if r.next = append(r.next, &k); len(r.next) > maxRevisions {
+		r.next = slices.Delete(r.next, 0, 1)
+	}
+	if r.writing {
 		return
 	}
 	r.writing = true
@@ -94,8 +96,11 @@ func (r *revisions) keep(p *plan.Plan) {
 func (r *revisions) take() *keptRevision {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	next := r.next
-	r.next, r.writing = nil, next != nil
+	if r.writing = len(r.next) > 0; !r.writing {
+		return nil
+	}
+	next := r.next[0]
+	r.next = slices.Delete(r.next, 0, 1)
 	return next
 }
 
