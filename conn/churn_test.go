@@ -276,7 +276,16 @@ func (ch *churn) policy() *shaper.Policy {
 		}
 		classes = append(classes, c)
 	}
-	return policyByAS(ch.t, ch.shaper, testASNs(ch.t), classes, ch.limits()...)
+	limits := ch.limits()
+	for i := range limits {
+		if l := &limits[i]; l.Scheduling != shaper.ScheduleFIFO && ch.rnd.IntN(2) == 0 {
+			for _, c := range classes {
+				l.Reserve = append(l.Reserve, shaper.Reserve{Class: c.Name, Percent: 1 + ch.rnd.IntN(25)})
+			}
+			l.Reserve = append(l.Reserve, shaper.Reserve{Class: shaper.DefaultClass, Percent: 1 + ch.rnd.IntN(25)})
+		}
+	}
+	return policyByAS(ch.t, ch.shaper, testASNs(ch.t), classes, limits...)
 }
 
 // limits returns random limits.

@@ -58,6 +58,29 @@
 // weight, stays: the bounds hold for each interval between reloads. A source that gets another class is a new node, and gains the
 // unit at most that it was ahead.
 //
+// A class for which a part f of the service is reserved is one node, above its sources, that weighs what those weigh that are backlogged
+// (see fairq.Node.SetFloor). Let K be the number of such classes. In addition to its turns,
+//
+//  4. over any interval in which such a class is backlogged, it receives f of all service, less at most f * (K + 1) + 1 units, if the
+//     parts are at most 1 in all;
+//  5. 1, 2 and 3 hold for what nodes receive in turn, where n is what all backlogged nodes weigh at once over the least weight.
+//
+// Proof of 4. Let S be all service so far, and t the tag of the floor of the class. When the class becomes backlogged, t becomes max(t, S). A
+// unit of cost c moves t to t + c/f if t was at most S, and otherwise to S + c/f, or leaves it where it is if that is less: the service of
+// the class is at least f times the growth of t, and t is never more than 1/f ahead of S. It remains to show that t is never more than K + 1
+// behind. Let it be by L, at S. The units that were served since then for classes whose tags were at most t began after a
+// last one, at y, that was none of these. At y no backlogged class had a tag at most t and y, or it had been served: all tags that were served
+// since then are more than y. For parts f' the classes received at most f' * (t - y) + 1 unit each with tags from y to t, in all
+// t - y + K. Together with the unit at y that is S - y, so S - t is at most K + 1.
+//
+// Proof of 5. A unit out of turn does not move V. It moves the tag of its class at most to 1/w ahead of V, and never back, so it adds to no lag, and
+// no tag is further ahead for it. What else is new is that weights change. Measure costs in units and weights by the least one, let F(S) =
+// S + S/(S+1) + ... + S/n, and do as above: the lags of a set S, each times the weight, add up to at most F(S). The step for a service is
+// the same. A class that weighs more keeps its lag times its weight, and F does not decrease with S. A class that weighs less keeps its
+// lag: those that left lagged as much as the rest of it. The sum then is, as a function of the weight that is left, a line between its values without
+// the class and with all of it, where it is at most F; and F is concave, as F(S+1) - F(S) = 1/(S+1) + ... + 1/n. What a class is ahead stays
+// as service, whatever it weighs.
+//
 // A unit under several limits has its turn in one queue after the other, and uses all of them when
 // it leaves. Between its turn in a queue and its departure it is not backlogged there, and others go
 // first: for the queue it is as if the unit arrived when it leaves. That adds to 2 and 3 one unit

@@ -17,9 +17,12 @@ type memberKey struct {
 	addr  netip.Addr         // the source, or the first address of its prefix; invalid for an AS
 }
 
+// wholeClass is memberKey.by of the member that a class with a floor is in a queue, above all others of the class.
+const wholeClass = 1<<4 - 1
+
 // members are the members of a flow, from the first level to the last.
 type members struct {
-	keys [shaper.MaxTurns]memberKey
+	keys [1 + shaper.MaxTurns]memberKey
 	n    int
 }
 
@@ -34,11 +37,18 @@ var unverifiedSource = netip.MustParseAddr("ff00::")
 // membersOf returns the members of a flow of a source at the buckets of l. Unverified flows, whose sources may be forged, are of one
 // member in each class, whatever the levels are.
 func membersOf(l *shaper.Limit, class *shaper.ClassState, source netip.Addr, asn uint32, unverified bool) (m members) {
+	m.add(memberKey{class: class}, l, source, asn, unverified)
+	return m
+}
+
+// add adds the members below k.
+func (m *members) add(k memberKey, l *shaper.Limit, source netip.Addr, asn uint32, unverified bool) {
 	if unverified {
-		m.keys[0], m.n = memberKey{class: class, addr: unverifiedSource}, 1
-		return m
+		k.addr = unverifiedSource
+		m.keys[m.n] = k
+		m.n++
+		return
 	}
-	k := memberKey{class: class}
 	for _, by := range l.TurnsBy() {
 		k.by = k.by<<4 | uint32(by+1)
 		switch by {
@@ -52,7 +62,6 @@ func membersOf(l *shaper.Limit, class *shaper.ClassState, source netip.Addr, asn
 		m.keys[m.n] = k
 		m.n++
 	}
-	return m
 }
 
 // precedence is the class of a connection or flow, and its priority under the current policy.

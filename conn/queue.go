@@ -100,9 +100,7 @@ func (sc *scheduler) refresh(q *queue, now leaky.Time) {
 	}
 	q.policy = policy
 	for _, sq := range q.sources {
-		if sq.parent == nil {
-			q.weigh(sq)
-		}
+		q.weigh(sq)
 	}
 	i := policy.IndexOf(q.state)
 	if i < 0 {

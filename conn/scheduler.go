@@ -240,7 +240,7 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 		}
 	}
 	var last leaky.Time
-	if paid > 0 {
+	if paid > 0 && bytes|packets == 0 {
 		path[len(path)-1].flowQueue.Adjust(-paid)
 	}
 	for i := range path {
@@ -261,7 +261,7 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 			q.state.Conformance.Record(q.inLimit(excess), q.inLimit(allowed))
 			h.usage.bytes += bytes
 			if paid > 0 && i == len(path)-1 {
-				h.flowQueue.Adjust(cost)
+				h.flowQueue.Adjust(cost - paid)
 			} else {
 				h.flowQueue.Charge(cost)
 			}

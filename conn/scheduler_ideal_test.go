@@ -24,6 +24,8 @@ type ideal struct {
 
 	weights map[string]float64 // 1 if it has no entry
 	least   float64            // of the weights of nodes that were ever backlogged
+
+	beside *float64 // the most that all nodes weighed at once, also those of other ideals that share the service; nil without
 }
 
 // idealFlow is a node during one backlogged period.
@@ -58,6 +60,13 @@ func (d *ideal) weight(server string) float64 {
 
 // lag is how many units a node may lag behind its share.
 func (d *ideal) lag(server string) float64 {
+	if d.beside != nil {
+		sum, w := d.weight(server), d.weight(server)
+		for k := w + 1; k <= *d.beside; k++ {
+			sum += w / k
+		}
+		return sum
+	}
 	return harmonicOf(d.weight(server)/d.least, d.maxBacklogged)
 }
 
@@ -89,7 +98,7 @@ func (d *ideal) serve(server string, n float64) {
 			g.served = true
 			continue
 		}
-		if g.deficit-g.best > bound {
+		if g.deficit-g.best > bound && d.beside == nil {
 			d.fatalf("%s got %.2f units less than its fair share, of %d, want at most %.2f", name, (g.deficit-g.best)/d.unit, len(d.waiting), bound/d.unit)
 		}
 		lead := g.lead[server]
@@ -120,6 +129,17 @@ type fairRig struct {
 	flows   map[string]*ideal // by source
 	waits   map[string]map[*fairFlow]bool
 	ids     int
+	floors  *floorOracle // nil without
+}
+
+// idealOf returns the ideal of a source.
+func (r *fairRig) idealOf(source string) *ideal {
+	if r.floors != nil {
+		if class := r.floors.classOf(source); class != nil {
+			return class.members
+		}
+	}
+	return r.sources
 }
 
 // fairFlow is a flow with a list of units of different sizes, in bytes.
@@ -146,7 +166,7 @@ func (r *fairRig) open(source string, units []uint64) *fairFlow {
 	f.path = r.path(&shaper.Flow{Source: addr, Port: 1, Protocol: shaper.TCP, Connection: uint64(r.ids)})
 	if r.flows[source] == nil {
 		r.flows[source], r.waits[source] = newIdeal(r.sources.fatalf), map[*fairFlow]bool{}
-		r.sources.weights[source] = float64(r.weightOf(source))
+		r.idealOf(source).weights[source] = float64(r.weightOf(source))
 	}
 	f.add(nil)
 	return f
@@ -160,7 +180,8 @@ func (f *fairFlow) add(units []uint64) {
 	}
 	r := f.rig
 	r.waits[f.name[0]][f] = true
-	r.sources.activate(f.name[0])
+	r.idealOf(f.name[0]).activate(f.name[0])
+	r.floors.update()
 	r.flows[f.name[0]].activate(f.name[1])
 	f.unit = unit{owner: f, path: f.path, bytes: f.left[0]}
 	r.scheduler.submit(&f.unit, r.now)
@@ -168,7 +189,8 @@ func (f *fairFlow) add(units []uint64) {
 
 func (f *fairFlow) send(leaky.Time) (bytes, packets uint64, requeue bool) {
 	n := f.left[0]
-	f.rig.sources.serve(f.name[0], float64(n))
+	f.rig.idealOf(f.name[0]).serve(f.name[0], float64(n))
+	f.rig.floors.serve(f.name[0], float64(n))
 	f.rig.flows[f.name[0]].serve(f.name[1], float64(n))
 	if f.left = f.left[1:]; len(f.left) == 0 {
 		f.deactivate()
@@ -183,7 +205,8 @@ func (f *fairFlow) deactivate() {
 	r := f.rig
 	r.flows[f.name[0]].deactivate(f.name[1])
 	if delete(r.waits[f.name[0]], f); len(r.waits[f.name[0]]) == 0 {
-		r.sources.deactivate(f.name[0])
+		r.idealOf(f.name[0]).deactivate(f.name[0])
+		r.floors.update()
 	}
 }
 
@@ -220,8 +243,12 @@ func classOf(prefix string, weight int) shaper.TrafficClass {
 }
 
 func testAgainstIdeal(t *testing.T, classes func(*rapid.T) []shaper.TrafficClass) {
+	testChurnAgainstIdeal(t, func(rt *rapid.T) *fairRig { return newFairRig(t, rt.Fatalf, classes(rt)...) })
+}
+
+func testChurnAgainstIdeal(t *testing.T, rig func(*rapid.T) *fairRig) {
 	rapid.Check(t, func(rt *rapid.T) {
-		r := newFairRig(t, rt.Fatalf, classes(rt)...)
+		r := rig(rt)
 		var open []*fairFlow
 		unverified := 0
 		sizes := rapid.SliceOfN(rapid.OneOf(rapid.Just[uint64](1448), rapid.Uint64Range(1, 1448)), 1, 12)

@@ -46,7 +46,14 @@ func (spec *pathSpec) queueMembers(i int, class *shaper.ClassState) members {
 	if l.Scheduling == shaper.ScheduleFIFO {
 		return members{n: 1}
 	}
-	return membersOf(l, class, spec.flow.Source, spec.route.ASN, spec.unverified)
+	k := memberKey{class: class}
+	var m members
+	if l.ReservedFor(class.Name) > 0 {
+		k.by = wholeClass
+		m.keys[0], m.n = k, 1
+	}
+	m.add(k, l, spec.flow.Source, spec.route.ASN, spec.unverified)
+	return m
 }
 
 // class is the class of the flow of spec.
@@ -84,8 +91,8 @@ func (q *queue) member(parent *sourceQueue, key memberKey) *sourceQueue {
 		parent.below++
 	} else {
 		sq.Node = q.root.Child()
-		q.weigh(sq)
 	}
+	q.weigh(sq)
 	if q.sources == nil {
 		q.sources = map[memberKey]*sourceQueue{}
 	}
@@ -93,11 +100,23 @@ func (q *queue) member(parent *sourceQueue, key memberKey) *sourceQueue {
 	return sq
 }
 
-// weigh sets the weight of sq, of the first level, to that of its class.
+// weigh sets the weight of sq to that of its class, if it is of the first level in that, and the floor if it is the class.
 func (q *queue) weigh(sq *sourceQueue) {
-	if sq.key.class != nil {
+	switch {
+	case sq.key.class == nil || sq.parent != nil && sq.parent.key.by != wholeClass:
+	case sq.key.by == wholeClass && sq.parent == nil:
+		sq.SetFloor(q.floor(sq.key.class))
+	default:
 		sq.SetWeight(q.policy.Class(q.policy.FindClass(sq.key.class)).Weight)
 	}
+}
+
+// floor returns the percentage that is reserved for a class.
+func (q *queue) floor(class *shaper.ClassState) int {
+	if i := q.policy.IndexOf(q.state); i >= 0 {
+		return q.policy.Limit(i).ReservedFor(class.Name)
+	}
+	return 0 // the limit was removed
 }
 
 // lane returns the lane to the queues of later. A missing one is created.
@@ -155,10 +174,10 @@ func (q *queue) retire() {
 		first := q.idleSources[0]
 		if first.flows == 0 && first.keepsTag() {
 			if len(q.idleSources) <= maxIdleSources {
-				if looks--; looks == 0 || first.parent == nil {
+				if looks--; looks == 0 || first.parent == nil && first.below == 0 {
 					return
 				}
-				// Virtual time may stand still below its parent. It does not hold up those of others.
+				// Virtual time may stand still below its parent, and where it has members these come after it. It does not hold up others.
 				q.idleSources[0] = nil
 				q.idleSources = append(q.idleSources[1:], first)
 				continue
@@ -183,6 +202,9 @@ func (sq *sourceQueue) keepsTag() bool {
 // delete deletes a member without flows and without members below.
 func (q *queue) delete(sq *sourceQueue) {
 	delete(q.sources, sq.key)
+	if sq.key.by == wholeClass && sq.parent == nil {
+		sq.SetFloor(0)
+	}
 	if p := sq.parent; p != nil {
 		if p.below--; p.below == 0 && p.flows == 0 {
 			q.addIdle(p)

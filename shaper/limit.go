@@ -103,8 +103,8 @@ type Limit struct {
 	// and its own holds more. Proxy plane only; 0 is never.
 	YieldAfter time.Duration
 
-	// Reserve is the parts of MaxConnections that are reserved for classes, at most all of it. Others borrow them while they are not
-	// needed. Proxy plane, not with Shared and Adapt; connections can wait.
+	// Reserve is the parts of MaxConnections, Rate and Packets that are reserved for classes, at most all of it. Others borrow them while
+	// they are not needed. Proxy plane, not with Shared, Adapt, and rates in a FIFO; connections that need a slot can wait.
 	Reserve []Reserve
 
 	QueueTimeout time.Duration // maximum time that a connection waits for admission
@@ -148,7 +148,10 @@ func (l *Limit) HasConnectionQuota() bool {
 func (l *Limit) HasUnitQuota() bool { return l.Quota.Amount > 0 && l.Quota.Unit != quota.Connections }
 
 // Paces reports whether units under l pass a bucket: it has a rate, or a quota, of bytes or packets.
-func (l *Limit) Paces() bool { return l.Rate > 0 || l.Packets.N > 0 || l.HasUnitQuota() }
+func (l *Limit) Paces() bool { return l.HasRate() || l.HasUnitQuota() }
+
+// HasRate reports whether l has a rate, in bytes or packets.
+func (l *Limit) HasRate() bool { return l.Rate > 0 || l.Packets.N > 0 }
 
 // CapsConnections reports whether l caps connections in flight, those of an observing limit included.
 func (l *Limit) CapsConnections() bool { return l.MaxConnections > 0 && !l.SlotFor.InTurns() }

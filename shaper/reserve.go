@@ -2,13 +2,13 @@ package shaper
 
 import "slices"
 
-// Reserve is a part of the slots of a limit that is reserved for a class.
+// Reserve is a part of the slots and of the rates of a limit that is reserved for a class.
 type Reserve struct {
 	Class   string
-	Percent int // of the slots of each bucket, 1 to 100; rounded down, but at least one slot
+	Percent int // of each bucket, 1 to 100; slots are rounded down, but are at least one
 }
 
-// ReservedFor returns the percentage of the slots of l that is reserved for a class.
+// ReservedFor returns the percentage of l that is reserved for a class.
 func (l *Limit) ReservedFor(class string) int {
 	for i := range l.Reserve {
 		if l.Reserve[i].Class == class {
@@ -26,13 +26,15 @@ func (l *Limit) validateReserve(classes []TrafficClass, bad func(key, format str
 	switch {
 	case l.InPacketPlane():
 		bad("reserve", "unsupported at attachments, where nothing waits for a slot")
-	case l.MaxConnections == 0:
-		bad("reserve", "needs max_connections, of which it is a part")
+	case l.MaxConnections == 0 && !l.HasRate():
+		bad("reserve", "needs max_connections, rate or packets, of which it is a part")
+	case l.HasRate() && l.Scheduling == ScheduleFIFO:
+		bad("reserve", "unsupported with scheduling \"fifo\", where all leave in order of arrival")
 	case l.Shared:
-		bad("reserve", "unsupported with shared: hosts lend each other slots of any class")
+		bad("reserve", "unsupported with shared: hosts lend each other parts for any class")
 	case l.Adapt != AdaptOff:
 		bad("reserve", "unsupported with adapt: it is not known of how many slots it is a part")
-	case l.QueueTimeout == 0 || l.MaxQueue == 0:
+	case l.MaxConnections > 0 && (l.QueueTimeout == 0 || l.MaxQueue == 0):
 		bad("reserve", "needs max_queue and queue_timeout: a slot that is lent is given back to one that waits")
 	}
 	sum := 0

@@ -288,14 +288,21 @@ func classText(c *api.Class) string {
 
 // reservedText says what a limit reserves for the class of a connection, or is "".
 func reservedText(l *api.LimitBucket, c *api.Class) string {
-	if l.Reserved == 0 {
+	var parts []string
+	if l.Reserved > 0 {
+		parts = append(parts, fmt.Sprintf("%d slots", l.Reserved))
+	}
+	if l.ReservedRate > 0 {
+		parts = append(parts, fmt.Sprintf("%d%% of its rate", l.ReservedRate))
+	}
+	if parts == nil {
 		return ""
 	}
 	name := shaper.DefaultClass
 	if c != nil {
 		name = c.Name
 	}
-	return fmt.Sprintf("Limit %q reserves %d slots for class %q.", api.Printable(l.Limit), l.Reserved, api.Printable(name))
+	return fmt.Sprintf("Limit %q reserves %s for class %q.", api.Printable(l.Limit), strings.Join(parts, " and "), api.Printable(name))
 }
 
 // exemptText says which limits except a source, or is "".

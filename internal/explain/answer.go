@@ -83,12 +83,16 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 		if l.Penalty != nil {
 			near = &api.SourcePenalty{Exempt: p.Penalizes(f.Source)>>i&1 == 0, After: l.Penalty.After.N}
 		}
-		reserved := 0
+		reserved, reservedRate := 0, 0
 		if x.Attach == nil {
-			reserved = l.MaxConnections * l.ReservedFor(p.ClassState(p.ClassOf(f, x.Route, false)).Name) / 100
+			percent := l.ReservedFor(p.ClassState(p.ClassOf(f, x.Route, false)).Name)
+			reserved = l.MaxConnections * percent / 100
+			if l.HasRate() {
+				reservedRate = percent
+			}
 		}
 		x.Limits = append(x.Limits, api.LimitBucket{
-			Penalty: near, Reserved: reserved,
+			Penalty: near, Reserved: reserved, ReservedRate: reservedRate,
 			SlotFor: slotFor, OwnValues: l.Values() != p.Limit(i).Values(), Limit: l.Name, Key: p.Describe(i, f, x.Route), Direction: direction, Summary: c.Summary(&own), Mode: shaper.Mode(observe).String(),
 		})
 	}

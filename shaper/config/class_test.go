@@ -28,7 +28,7 @@ func TestLoad_DocumentedClasses(t *testing.T) {
 	if l.ReservedFor("batch") != 10 || l.ReservedFor(shaper.DefaultClass) != 0 || len(l.Turns) != 2 {
 		t.Errorf("limit is %+v", l)
 	}
-	if got, want := c.Summary(l), "80Mbit/s, queue 200ms, 100 connections (reserved: batch 10%), wait 2s, turns by prefix24, source"; got != want {
+	if got, want := c.Summary(l), "80Mbit/s, queue 200ms, 100 connections, wait 2s, turns by prefix24, source, reserved: batch 10%"; got != want {
 		t.Errorf("summary is %q, want %q", got, want)
 	}
 }

@@ -13,13 +13,14 @@ import (
 // reserveKey and turnsKey are keys of a limit that say how those that wait for a bucket take turns.
 var reserveKey = key{
 	name: "reserve", typ: namedValuesType("critical", percentType), defText: "none",
-	needs: []condition{capping, atListeners("unsupported at attachments, where nothing waits for a slot")},
+	needs: []condition{anyOf("max_connections", "rate", "packets"), atListeners("unsupported at attachments, where nothing waits for a slot"), notPerConnection},
 	field: field{get: func(record any) any { return record.(*shaper.Limit).Reserve }},
 	shown: when(func(l *shaper.Limit) bool { return len(l.Reserve) > 0 }),
 	text:  on(reserveText),
-	doc: "Parts of `max_connections` that are reserved for classes, as in `reserve = { critical = \"20%\" }`, rounded down: at most 100% in all. " +
-		"Others borrow them while no connection of the class waits; when one does, the next slots that are freed are for the class until it has its part, before " +
-		"classes of a higher priority. It has the same part of `max_queue`. `default` is traffic of no class. Not of `rate`, and without `shared` and `adapt`.",
+	doc: "Parts of `max_connections`, `rate` and `packets` that are reserved for classes, as in `reserve = { critical = \"20%\" }`: at most 100% in all. " +
+		"Others borrow them while nothing of the class waits. Of the rates a class that has something to send gets its part at least, from the next unit on. " +
+		"Slots are rounded down; when a connection of the class waits, the next slots that are freed are for the class until it has its part, before " +
+		"classes of a higher priority. It has the same part of `max_queue`, and of the datagrams that may wait. `default` is traffic of no class. Without `shared`, `adapt`, and rates with `scheduling = \"fifo\"`.",
 }
 
 var turnsKey = key{
@@ -101,10 +102,12 @@ func (l *loader) reserve(t table, limit *shaper.Limit) {
 	case sum > 100:
 		t.errorf("reserve", "%d%% in all: must be at most 100%%", sum)
 	case limit.Shared:
-		t.errorf("reserve", "unsupported with shared = true: hosts lend each other slots for any class")
+		t.errorf("reserve", "unsupported with shared = true: hosts lend each other parts for any class")
 	case limit.Adapt != shaper.AdaptOff:
 		t.errorf("reserve", "unsupported with adapt: it is not known of how many slots it is a part")
-	case (limit.QueueTimeout == 0 || limit.MaxQueue == 0) && !limit.InPacketPlane():
+	case limit.HasRate() && limit.Scheduling == shaper.ScheduleFIFO:
+		t.errorf("reserve", "unsupported with scheduling = \"fifo\", where all leave in order of arrival")
+	case limit.MaxConnections > 0 && (limit.QueueTimeout == 0 || limit.MaxQueue == 0) && !limit.InPacketPlane():
 		t.errorf("reserve", "has no effect without max_queue and queue_timeout: a slot that is lent is given back to one that waits")
 	}
 	checkReserved(t, limit)

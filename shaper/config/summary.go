@@ -46,11 +46,7 @@ func (c *Config) Summary(l *shaper.Limit) string {
 		if l.SlotFor.InTurns() {
 			unit = l.SlotFor.String() + "s at once"
 		}
-		reserved := ""
-		if len(l.Reserve) > 0 {
-			reserved = " (reserved: " + reserveText(l) + ")"
-		}
-		parts = append(parts, fmt.Sprintf("%s%d %s%s", least, l.MaxConnections, unit, reserved))
+		parts = append(parts, fmt.Sprintf("%s%d %s", least, l.MaxConnections, unit))
 	}
 	if l.NewConnections.N != 0 {
 		s := FormatFrequency(l.NewConnections) + " new connections"
@@ -87,6 +83,9 @@ func (c *Config) Summary(l *shaper.Limit) string {
 	}
 	if len(l.Turns) > 0 {
 		parts = append(parts, "turns by "+turnsKey.textOf(l))
+	}
+	if len(l.Reserve) > 0 {
+		parts = append(parts, "reserved: "+reserveText(l))
 	}
 	if l.Shared {
 		parts = append(parts, fmt.Sprintf("shared by %d hosts", c.Shared.Hosts))

@@ -171,3 +171,77 @@ func TestClasses_Critical(t *testing.T) {
 		t.Errorf("%d of batch were answered, want about %.0f", answered[2], part)
 	}
 }
+
+// A class has the part of a rate that is reserved for it, which is more than its weight gives, within 2 %, and the others share the rest.
+func TestClasses_ReservedRate(t *testing.T) {
+	retryOnStall(t, func() (stallReport, error) {
+		n, f := newNetwork(t), ipv4
+		s := n.downstream.newSink(t, f.tcp())
+		n.shaper.shaperd(t, config(f, limit("all", onTCP, keyAll, `rate = "4MB/s"`, `reserve = { gold = "60%" }`))+class("gold", f.sources[0], ""))
+		bulks := map[byte][]*bulk{}
+		for i, source := range f.sources {
+			tag := byte('a' + i)
+			bulks[tag] = []*bulk{n.client.newBulk(t, source, f.listenAddr(), 4+7*i, tag)}
+		}
+		parts, report := n.flood(t, f.listenAddr(), s, bulks, 4*time.Second)
+		var errs []error
+		for i, want := range []float64{0.6, 0.2, 0.2} {
+			got := parts[byte('a'+i)]
+			t.Logf("%.4f of the bytes, want %.4f", got, want)
+			if math.Abs(got/want-1) > 0.02 {
+				errs = append(errs, fmt.Errorf("source %d has %.4f of the bytes, want %.4f", i, got, want))
+			}
+		}
+		return report, errors.Join(errs...)
+	})
+}
+
+// Of the datagrams of a class within its part of a rate none is lost, while others ask for ten times of what there is.
+func TestClasses_ReservedDatagrams(t *testing.T) {
+	retryOnStall(t, func() (stallReport, error) {
+		n, f := newNetwork(t), ipv4
+		n.downstream.echoUDP(t, f.udp()) // what classes match by source counts once it was answered
+		d := n.shaper.shaperd(t, config(f, limit("all", onUDP, keyAll, `packets = "2000pps"`, `max_delay = "100ms"`, `reserve = { critical = "70%" }`))+
+			class("critical", f.sources[0], ""))
+		stalls := startStallWatch(t)
+		c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<16)
+		senders := []*paced{
+			n.client.newPaced(t, f.sources[0], f.udpListenAddr(), paced{tag: 'c', size: 256, rate: 1200}),
+			n.client.newPaced(t, f.sources[1], f.udpListenAddr(), paced{tag: 'x', size: 256, rate: 10000}),
+			n.client.newPaced(t, f.sources[2], f.udpListenAddr(), paced{tag: 'y', size: 256, rate: 10000}),
+		}
+		mustEcho(t, senders[0].conn)
+		var sent int
+		var all sync.WaitGroup
+		var errs [3]error
+		for i, p := range senders {
+			all.Go(func() {
+				n, err := p.send(3 * time.Second)
+				if errs[i] = err; i == 0 {
+					sent = n
+				}
+			})
+		}
+		all.Wait()
+		time.Sleep(300 * time.Millisecond)
+		list, report := c.stop(), stalls.stop()
+		if err := errors.Join(errs[:]...); err != nil {
+			t.Fatal(err)
+		}
+		mustHaveLimited(t, d, "all")
+		toDownstream := func(tag byte) (n int) {
+			for _, a := range tagged(list, tag) {
+				if a.To == f.udp() {
+					n++
+				}
+			}
+			return n
+		}
+		got := toDownstream('c')
+		t.Logf("%d of %d datagrams of the class arrived; of the others %d and %d", got, sent, toDownstream('x'), toDownstream('y'))
+		if float64(got) < 0.999*float64(sent) {
+			return report, fmt.Errorf("%d of %d datagrams of the class arrived", got, sent)
+		}
+		return report, nil
+	})
+}

@@ -38,12 +38,15 @@ type Node[T any] struct {
 	inService    bool       // a unit of this leaf left the queue and is not charged yet
 	suspended    bool       // takes no turns: see lane and booking
 
+	weighsChildren bool // the weight is that of activeChildren, or was when there were some; see SetFloor
+
 	virtualTime     leaky.Time // of the children
 	remainder       leaky.Time // of service, not divisible among the children
 	activeWeight    leaky.Time // of activeChildren
 	lastSeq         uint64
 	activeChildren  Heap[Node[T], byStart[T]]   // lowest start tag first
 	longestChildren Heap[Node[T], byBacklog[T]] // those with droppable units, largest backlog for their weight first
+	floors          *floors[T]                  // of the children; nil without
 
 	units List[T] // of a leaf
 }
@@ -67,13 +70,34 @@ func (n *Node[T]) SetWeight(to int) {
 	if n.advance(ahead); int64(ahead) < 0 && n.startTag > p.virtualTime {
 		n.startTag = 0 // it would be before all time
 	}
+	n.weightChanged(was)
+}
+
+// weightChanged updates the parent of n, whose weight was another one. n has its start tag already.
+func (n *Node[T]) weightChanged(was leaky.Time) {
+	p := n.parent
 	if n.active {
-		p.activeWeight += is - was
 		p.activeChildren.Fix(n)
+		p.weighsMore(n.weight - was)
 	}
 	if n.backlog > 0 {
 		p.longestChildren.Fix(n)
 	}
+}
+
+// weighsMore adds to what the children of n weigh that take turns.
+func (n *Node[T]) weighsMore(by leaky.Time) {
+	n.activeWeight += by
+	if !n.weighsChildren || n.activeWeight == 0 {
+		return
+	}
+	if was := n.weight; n.activeWeight < was && n.startTag <= n.parent.virtualTime {
+		// A child that lags no less than n has left, and takes with it what it lacked.
+		n.weight, n.remains = n.activeWeight, 0
+		n.weightChanged(was)
+		return
+	}
+	n.SetWeight(int(n.activeWeight))
 }
 
 // advance adds service, which may be below 0, to the start tag, and returns what that grows by.
@@ -90,7 +114,13 @@ func (n *Node[T]) advance(service leaky.Time) (by leaky.Time) {
 // Next returns the unit whose turn it is, or nil.
 func (n *Node[T]) Next() *T {
 	for len(n.activeChildren) > 0 {
-		n = n.activeChildren[0]
+		next := n.activeChildren[0]
+		if n.floors != nil {
+			if owed := n.floors.owed(); owed != nil {
+				next = owed
+			}
+		}
+		n = next
 	}
 	return n.units.First()
 }
@@ -112,11 +142,14 @@ func (n *Node[T]) Push(k *Link[T], unit *T, backlog leaky.Time) {
 func (n *Node[T]) activate() {
 	for p := n.parent; p != nil && !n.active && !n.suspended; n, p = p, p.parent {
 		n.startTag = max(n.startTag, p.virtualTime)
+		if p.floors != nil {
+			p.floors.activate(n)
+		}
 		p.lastSeq++
 		n.seq = p.lastSeq
 		n.active = true
-		p.activeWeight += n.weight
 		p.activeChildren.Push(n)
+		p.weighsMore(n.weight)
 	}
 }
 
@@ -124,8 +157,8 @@ func (n *Node[T]) activate() {
 func (n *Node[T]) deactivate() {
 	for p := n.parent; p != nil && n.active && !n.HasUnits() && !n.inService; n, p = p, p.parent {
 		n.active = false
-		p.activeWeight -= n.weight
 		p.activeChildren.Remove(n)
+		p.weighsMore(-n.weight)
 	}
 }
 
@@ -140,8 +173,10 @@ func (n *Node[T]) Remove(k *Link[T], backlog leaky.Time) {
 // its service to EndService. Until then n remains active, so that a unit that is requeued keeps its
 // place.
 func (n *Node[T]) BeginService(k *Link[T], backlog leaky.Time) {
-	for c := n; c.parent != nil; c = c.parent {
-		c.parent.virtualTime = max(c.parent.virtualTime, c.startTag)
+	for c, p := n, n.parent; p != nil; c, p = p, p.parent {
+		if p.floors == nil || !p.floors.jumps(c) {
+			p.virtualTime = max(p.virtualTime, c.startTag)
+		}
 	}
 	n.inService = true
 	n.Remove(k, backlog)
@@ -170,6 +205,17 @@ func (n *Node[T]) Charge(cost leaky.Time) {
 			n.startTag = max(n.startTag, p.virtualTime)
 			weights += n.weight
 		}
+		if fs := p.floors; fs != nil {
+			if !n.active {
+				fs.activate(n)
+			}
+			jumps := fs.jumps(n)
+			fs.charge(n, cost)
+			if jumps {
+				n.jumped(cost)
+				continue
+			}
+		}
 		by := n.advance(cost)
 		if weights == n.weight {
 			p.virtualTime += by
@@ -183,6 +229,20 @@ func (n *Node[T]) Charge(cost leaky.Time) {
 	}
 }
 
+// jumped adds the cost of a unit that was served out of turn to the start tag, up to one unit ahead of virtual time.
+func (n *Node[T]) jumped(cost leaky.Time) {
+	if tag, v := n.startTag, n.parent.virtualTime; tag > v {
+		n.startTag = v
+		n.advance(cost)
+		n.startTag = max(n.startTag, tag)
+	} else {
+		n.advance(cost)
+	}
+	if n.active {
+		n.parent.activeChildren.Fix(n)
+	}
+}
+
 // EndService ends what BeginService began.
 func (n *Node[T]) EndService() {
 	n.inService = false
@@ -191,10 +251,19 @@ func (n *Node[T]) EndService() {
 
 // Adjust corrects the service of n and its ancestors when it turns out to be more or less.
 func (n *Node[T]) Adjust(by leaky.Time) {
-	for ; n.parent != nil; n = n.parent {
-		n.advance(by)
+	for p := n.parent; p != nil; n, p = p, p.parent {
+		if p.floors != nil {
+			p.floors.adjust(n, by)
+		}
+		if tag := n.startTag; n.weighsChildren && int64(by) < 0 {
+			// The tag may not have grown by all of what is taken back.
+			n.advance(by)
+			n.startTag = max(n.startTag, min(tag, p.virtualTime))
+		} else {
+			n.advance(by)
+		}
 		if n.active {
-			n.parent.activeChildren.Fix(n)
+			p.activeChildren.Fix(n)
 		}
 	}
 }
@@ -206,11 +275,26 @@ func (n *Node[T]) Active() int { return len(n.activeChildren) }
 func (n *Node[T]) Suspended() bool { return n.suspended }
 
 // Ahead reports whether n was served more than its parent's other children at its virtual time, for
-// which it has yet to pay by waiting.
-func (n *Node[T]) Ahead() bool { return n.startTag > n.parent.virtualTime }
+// which it has yet to pay by waiting, or more than its floor.
+func (n *Node[T]) Ahead() bool {
+	if fs := n.parent.floors; fs != nil {
+		if f := fs.of(n); f != nil && f.tag > fs.served {
+			return true
+		}
+	}
+	return n.startTag > n.parent.virtualTime
+}
 
-// Forgive advances the virtual time of n's parent until n is not ahead.
-func (n *Node[T]) Forgive() { n.parent.virtualTime = max(n.parent.virtualTime, n.startTag) }
+// Forgive advances the times of n's parent until n is not ahead.
+func (n *Node[T]) Forgive() {
+	p := n.parent
+	p.virtualTime = max(p.virtualTime, n.startTag)
+	if p.floors != nil {
+		if f := p.floors.of(n); f != nil {
+			f.tag = min(f.tag, p.floors.served)
+		}
+	}
+}
 
 // HasUnits reports whether n or a node below has units or a unit in service.
 func (n *Node[T]) HasUnits() bool {
@@ -237,16 +321,22 @@ func (n *Node[T]) addBacklog(by leaky.Time) {
 }
 
 // Longest returns the leaf with the longest queue of droppable units below n, where each step
-// descends to the child with the largest backlog for its weight. It returns nil if n has no such leaf, or if a unit of
-// leaf own would make a queue on its own path longer than that.
+// descends to the child with the largest backlog for its weight, except those within their floors. It returns nil if n has no such leaf, or if
+// a unit of leaf own would make a queue on its own path longer than that.
 func (n *Node[T]) Longest(own *Node[T], cost leaky.Time) *Node[T] {
 	for len(n.longestChildren) > 0 {
-		c := n.longestChildren[0]
 		o := own
 		for o != nil && o.parent != n {
 			o = o.parent
 		}
-		if o != nil && o != c && (o.backlog+cost)*c.weight >= c.backlog*o.weight {
+		c, spared := n.longestChildren[0], false
+		if n.floors != nil {
+			if c = n.longest(0); c == nil {
+				return nil
+			}
+			spared = o != nil && o != c && n.floors.spares(o, cost)
+		}
+		if o != nil && o != c && !spared && (o.backlog+cost)*c.weight >= c.backlog*o.weight {
 			return nil
 		}
 		n = c
@@ -273,8 +363,8 @@ func (n *Node[T]) Check() error {
 		}
 		weights += c.weight
 	}
-	if weights != n.activeWeight {
-		return fmt.Errorf("children that take turns weigh %d, not %d", weights, n.activeWeight)
+	if weights != n.activeWeight || n.active && n.weighsChildren && weights != n.weight {
+		return fmt.Errorf("children that take turns weigh %d, not %d, and their parent %d", weights, n.activeWeight, n.weight)
 	}
 	return nil
 }
