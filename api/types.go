@@ -426,8 +426,8 @@ type LimitBucket struct {
 	Shed      float64 `json:"shed,omitempty"`       // part of new connections that the limit refuses now
 	Reserved  int     `json:"reserved,omitempty"`   // slots of the bucket that are reserved for the class of the connection
 
-	ReservedRate int `json:"reserved_rate,omitempty"` // percent of the bucket's rates that are reserved for the class
-	Bucket    *Bucket `json:"bucket,omitempty"`
+	ReservedRate int     `json:"reserved_rate,omitempty"` // percent of the bucket's rates that are reserved for the class
+	Bucket       *Bucket `json:"bucket,omitempty"`
 
 	Shared *LimitShare `json:"shared,omitempty"` // of the bucket, what this host may use now: hosts share the limit
 
