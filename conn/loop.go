@@ -42,6 +42,7 @@ type loop struct {
 	pipes         sock.PipePool
 	headroom      *headroom
 	now           leaky.Time // start of the round
+	moderation    moderation
 	stopping      bool
 
 	batch  *sock.Batch
@@ -193,7 +194,7 @@ func (l *loop) clearWatch(fd int) {
 }
 
 // round waits until something is ready, or until the time until, and handles it. If a departure is
-// near it handles what is ready, and then sleeps until the departure.
+// near it handles what is ready, and then sleeps until the departure. While many datagrams arrive it rests.
 func (l *loop) round(until leaky.Time) bool {
 	if len(l.deferred) > 0 {
 		until = 0
@@ -223,7 +224,10 @@ func (l *loop) round(until leaky.Time) bool {
 		l.pacer.Fire()
 	}
 	l.spare = work
-	if wait <= pollWindow && len(l.deferred) == 0 {
+	if wait > pollWindow {
+		until = l.moderation.rest(now)
+	}
+	if until > now && len(l.deferred) == 0 {
 		if at, ok := l.pacer.Next(); ok { // it may be earlier now
 			until = min(until, at)
 		}

@@ -117,6 +117,7 @@ func (f *udpFlow) ready(_ uint32, now leaky.Time) {
 		}
 		return
 	}
+	l.moderation.received += n
 	f.touch(now)
 	f.turns.arrives(now)
 	f.turns.answered(f.downstream.state)

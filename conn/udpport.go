@@ -81,6 +81,7 @@ func (u *udpPort) pause() { u.proxy.loop.unwatch(u.fd) }
 func (u *udpPort) ready(_ uint32, now leaky.Time) {
 	l := u.proxy.loop
 	n, _ := l.batch.Receive(u.fd)
+	l.moderation.received += n
 	for i := range n {
 		m := l.batch.Message(i)
 		if m.Truncated || !m.From.IsValid() {

@@ -68,6 +68,7 @@ type Batch struct {
 	names    [batchSize]unix.RawSockaddrInet6
 	controls [batchSize][controlSize]byte
 	data     [batchSize][]byte
+	received int // by the last Receive
 }
 
 const (
@@ -113,6 +114,7 @@ func NewBatch() *Batch {
 		}
 		b.headers[i].header.SetIovlen(1)
 		b.headers[i].header.Control = &b.controls[i][0]
+		b.reset(i)
 	}
 	return b
 }
@@ -120,16 +122,23 @@ func NewBatch() *Batch {
 // Receive receives datagrams from fd, and returns how many messages there are. An error pending from an
 // ICMP message is returned, and cleared, before any datagrams.
 func (b *Batch) Receive(fd int) (int, unix.Errno) {
-	for i := range b.headers {
-		b.headers[i].header.Namelen = unix.SizeofSockaddrInet6
-		b.headers[i].header.SetControllen(controlSize)
+	for i := range b.received { // the kernel has changed these
+		b.reset(i)
 	}
+	b.received = 0
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd),
 		uintptr(unsafe.Pointer(&b.headers[0])), batchSize, unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}
-	return int(n), 0
+	b.received = int(n)
+	return b.received, 0
+}
+
+// reset makes header i state how much room there is.
+func (b *Batch) reset(i int) {
+	b.headers[i].header.Namelen = unix.SizeofSockaddrInet6
+	b.headers[i].header.SetControllen(controlSize)
 }
 
 // Message returns message i of the last Receive.

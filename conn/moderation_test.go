@@ -1,0 +1,89 @@
+package conn
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// The loop rests while 20 datagrams or more arrive in a millisecond, and not after they cease.
+func TestModeration(t *testing.T) {
+	for _, tt := range []struct {
+		every leaky.Time // from one datagram to the next
+		rests bool
+	}{
+		{leaky.Second / 1_000, false},
+		{leaky.Second / 18_000, false},
+		{leaky.Second / 22_000, true},
+		{leaky.Second / 500_000, true},
+	} {
+		var m moderation
+		now := leaky.Second
+		for range 1000 { // rounds
+			n := 1
+			if until := m.rest(now); until > now {
+				n = int((until - now) / tt.every)
+				now = until
+			} else {
+				now += tt.every
+			}
+			m.received += n
+		}
+		if rests := m.rest(now) > now; rests != tt.rests {
+			t.Errorf("with a datagram every %v, the loop rests: %v", tt.every.Duration(), rests)
+		}
+		if now += leaky.Second; m.rest(now) > now {
+			t.Errorf("after a second without datagrams the loop rests")
+		}
+	}
+}
+
+// Under many datagrams a second the loop rests, and goes on afterwards.
+func TestModeration_Batches(t *testing.T) {
+	server := testutil.ListenUDP(t, "127.0.0.1:0")
+	last := make(chan struct{})
+	testutil.ServeUDP(t, server, func(data []byte, _ netip.AddrPort) []byte {
+		if string(data) == "last" {
+			close(last)
+		}
+		return nil
+	})
+	r := start(t, shaper.UDP, server.LocalAddr().String())
+	r.apply()
+	c, err := net.Dial("udp4", r.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	rested := 0
+	for sent, start := 0, time.Now(); time.Since(start) < 300*time.Millisecond; sent++ {
+		time.Sleep(time.Until(start.Add(time.Duration(sent) * time.Second / 2000)))
+		for range 25 { // 50,000 a second
+			if _, err := c.Write([]byte("datagram")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.proxy.loop.call(func(leaky.Time) {
+			if r.proxy.loop.moderation.on {
+				rested++
+			}
+		})
+	}
+	if rested == 0 {
+		t.Error("the loop never rested")
+	}
+	time.Sleep(20 * time.Millisecond)
+	if _, err := c.Write([]byte("last")); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-last:
+	case <-time.After(testTimeout):
+		t.Error("a datagram after many others did not arrive")
+	}
+}
