@@ -37,7 +37,18 @@ func loadsW7(short bool) (list []load) {
 			})
 		}
 	}
-	return list
+	const rate = 60_000
+	return append(list, load{
+		name:        fmt.Sprintf("200 B, %d a second", rate),
+		description: "datagrams of one source, one by one and evenly spaced", headline: "cpu-packet",
+		figures: []string{"packets", "cpu-packet", "machine-packet", "memory"}, programs: []string{subject, "direct", "nginx", "naive"},
+		task: func(n *lab.Row, b binaries) task { return task{net: n, bins: b, udp: true} },
+		measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
+			return measureDatagrams(ctx, n, r, 200, span, func(ctx context.Context) error {
+				return drip(ctx, n.Client, source(0), r.to, 200, rate)
+			})
+		},
+	})
 }
 
 // udpHeaders is the number of bytes that an interface counts per datagram in addition to the payload.
@@ -80,6 +91,22 @@ func measureDatagrams(ctx context.Context, n *lab.Row, r *running, size int, spa
 	}
 	s.addMemory(r.peakMemory())
 	return s, nil
+}
+
+// drip sends datagrams at a rate until ctx ends. What it misses it makes up for.
+func drip(ctx context.Context, h *lab.Host, from netip.Addr, to netip.AddrPort, size, rate int) error {
+	c, err := h.DialUDP(from, to)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	start := time.Now()
+	for sent := 0; ctx.Err() == nil; {
+		for due := int(time.Since(start).Seconds() * float64(rate)); sent < due; sent++ {
+			_, _ = c.Write(zeros[:size]) // a full queue, or a port that is not open yet
+		}
+	}
+	return nil
 }
 
 // blast sends datagrams until ctx ends.
