@@ -20,7 +20,7 @@ var (
 )
 
 // sources is the number of client addresses.
-const sources = 64
+const sources = 100
 
 // source returns the client's address i. Each is in its own /24.
 func source(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, byte(1 + i), 10}) }

@@ -96,7 +96,8 @@ func loadsW1(short bool) (list []load) {
 		l := shaped{rate: rate / 8, keys: 8, flows: 1, span: span}
 		list = append(list, l.load(bytesPerSecond(rate)+", 8 sources", "8 sources with one connection each, each limited to an eighth of the rate", "sigma", shapers...))
 	}
-	return list
+	many := shaped{rate: 1.25e6, keys: 100, flows: 1, span: span}
+	return append(list, many.load("125 MB/s, 100 sources", "100 sources with one connection each, each limited to 10 Mbit/s", "cpu", shapers...))
 }
 
 func plural(n int, noun string) string {
