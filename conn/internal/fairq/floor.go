@@ -23,6 +23,7 @@ type floor[T any] struct {
 	child   *Node[T]
 	percent leaky.Time // of the parent's service, 1 to 100
 	tag     leaky.Time
+	since   leaky.Time // tag when child became backlogged
 }
 
 // SetFloor gives n at least percent of its parent's service, of which siblings have at most 100 in all. From the first call on n weighs
@@ -43,12 +44,12 @@ func (n *Node[T]) SetFloor(percent int) {
 			if f.tag > fs.served {
 				f.tag = fs.served + part((f.tag-fs.served)*f.percent/100, leaky.Time(percent))
 			}
-			f.percent = leaky.Time(percent)
+			f.percent, f.since = leaky.Time(percent), f.tag
 			return
 		}
 	}
 	if percent > 0 {
-		fs.list = append(fs.list, floor[T]{child: n, percent: leaky.Time(percent), tag: fs.served})
+		fs.list = append(fs.list, floor[T]{child: n, percent: leaky.Time(percent), tag: fs.served, since: fs.served})
 	}
 }
 
@@ -84,6 +85,7 @@ func (fs *floors[T]) owed() *Node[T] {
 func (fs *floors[T]) activate(child *Node[T]) {
 	if f := fs.of(child); f != nil {
 		f.tag = max(f.tag, fs.served)
+		f.since = f.tag
 	}
 }
 
@@ -102,15 +104,16 @@ func (fs *floors[T]) charge(child *Node[T], service leaky.Time) {
 	fs.served += service
 }
 
-// adjust corrects the service of child, by less than one unit.
+// adjust corrects the service of child, by less than one unit. A child that is owed gets back what it was not served, or it would have less
+// than its floor where units turn out smaller than expected. It gets no credit from before it became backlogged.
 func (fs *floors[T]) adjust(child *Node[T], by leaky.Time) {
 	if int64(by) >= 0 {
 		fs.charge(child, by)
 		return
 	}
 	fs.served += by
-	if f := fs.of(child); f != nil && f.tag > fs.served {
-		f.tag = max(f.tag-min(f.tag, part(-by, f.percent)), fs.served)
+	if f := fs.of(child); f != nil {
+		f.tag = max(f.tag-min(f.tag, part(-by, f.percent)), min(f.tag, f.since, fs.served))
 	}
 }
 

@@ -340,3 +340,46 @@ func TestFloors_SpareTheirPartOfTheQueue(t *testing.T) {
 		t.Error("a class within its part finds no space")
 	}
 }
+
+// A class has its floor of what is served even if its units turn out smaller than they were charged, and no credit from before it
+// was backlogged.
+func TestFloors_SmallerThanExpected(t *testing.T) {
+	tr := newFloorTree([3]int{30, 0, 0})
+	for _, leaf := range tr.own {
+		leaf.SetWeight(100)
+	}
+	var all, class leaky.Time
+	for range 10_000 {
+		for _, leaf := range append(tr.own[:], tr.leaves[0][:]...) {
+			if leaf.units.Empty() {
+				tr.push(leaf, largest)
+			}
+		}
+		leaf, u := tr.begin()
+		leaf.Charge(u.cost)
+		cost := u.cost
+		if leaf.parent == tr.classes[0] {
+			cost /= 10
+			leaf.Adjust(cost - u.cost)
+			class += cost
+		}
+		leaf.EndService()
+		all += cost
+	}
+	if got := float64(class) / float64(all); got < 0.295 || got > 0.305 {
+		t.Errorf("a class with 30%% got %.1f%%", 100*got)
+	}
+	f := tr.root.floors.of(tr.classes[0])
+	for _, leaf := range tr.leaves[0] {
+		for u := leaf.units.First(); u != nil; u = leaf.units.First() {
+			leaf.Remove(&u.link, u.backlog())
+		}
+	}
+	tr.busy(100, tr.own[0])
+	tr.push(tr.leaves[0][0], largest)
+	unit := leaky.Time(largest)
+	tr.leaves[0][0].Adjust(-unit)
+	if f.tag < tr.root.floors.served {
+		t.Errorf("what is taken back is a credit of %d", tr.root.floors.served-f.tag)
+	}
+}
