@@ -229,6 +229,33 @@ func TestReserveRate_FloodCostsNothing(t *testing.T) {
 	}
 }
 
+// Where so few datagrams may wait that the part of a class is none, one of a class that is owed may nevertheless. Small datagrams of
+// others do not take its place.
+func TestReserveRate_FewMayWait(t *testing.T) {
+	for _, delay := range []time.Duration{time.Millisecond, 3 * time.Millisecond, 20 * time.Millisecond} {
+		limit := shaper.Limit{Name: "all", Rate: 8e6, MaxDelay: delay, Reserve: []shaper.Reserve{{Class: "10.0.1.0/24", Percent: 20}}}
+		r := newClassRig(t, []shaper.TrafficClass{classOf("10.0.1.0/24", 1)}, limit)
+		own := r.path(flowFrom("10.0.1.1", 1))
+		var others [][]hop
+		for i := range 1000 {
+			others = append(others, r.path(flowFrom(fmt.Sprintf("10.0.%d.%d", 2+i/200, i%200), 1)))
+		}
+		worst, lost := leaky.Time(0), 0
+		for round := range 5000 {
+			if round%7 == 0 { // 143 of 1000 datagrams/s
+				r.polite(own, &worst, &lost, r.now)
+			}
+			for i := range 10 {
+				r.flood(others[(10*round+i)%len(others)], 1, uint64(100+900*(round/500%2)), r.now)
+			}
+			r.advance(r.now+leaky.Second/1000, onTime)
+		}
+		if lost > 0 || r.refused < 10_000 {
+			t.Errorf("max_delay %v: %d of 715 datagrams were lost, and %d of the flood", delay, lost, r.refused)
+		}
+	}
+}
+
 // Whatever parts a reload gives and takes under a backlog: each class has its part from then on, no stream is lost, and no burst leaves.
 func TestReserveRate_ReloadUnderBacklog(t *testing.T) {
 	rnd := testutil.Rand(t)

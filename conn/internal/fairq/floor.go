@@ -117,10 +117,15 @@ func (fs *floors[T]) adjust(child *Node[T], by leaky.Time) {
 	}
 }
 
-// spares reports whether the queue of child, with more of it, is no more than the floor of child is of all queues: then nothing of it is dropped.
+// spares reports whether the queue of child, with a unit of cost more if that is not 0, is no more than the floor of child is of all queues:
+// then nothing of it is dropped. Neither is a single unit of a child that is owed, or it had nothing where few units may wait.
 func (fs *floors[T]) spares(child *Node[T], more leaky.Time) bool {
 	f := fs.of(child)
-	return f != nil && child.backlog+more <= (child.parent.backlog+more)/100*f.percent
+	if f == nil {
+		return false
+	}
+	single := child.droppable == 0 || child.droppable == 1 && more == 0
+	return single && f.tag <= fs.served || (child.backlog+more)*100 <= (child.parent.backlog+more)*f.percent
 }
 
 // longest returns the child of n with the longest queue for its weight, as of index i in the heap of these, that no floor spares, or nil.

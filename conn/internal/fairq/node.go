@@ -34,6 +34,7 @@ type Node[T any] struct {
 	startIndex   int        // in parent.activeChildren
 	backlog      leaky.Time // cost of the droppable units queued here and below
 	backlogIndex int        // in parent.longestChildren
+	droppable    int        // units of backlog
 	active       bool       // takes turns: has units, or its last unit is in service
 	inService    bool       // a unit of this leaf left the queue and is not charged yet
 	suspended    bool       // takes no turns: see lane and booking
@@ -301,13 +302,18 @@ func (n *Node[T]) HasUnits() bool {
 	return !n.suspended && (!n.units.Empty() || len(n.activeChildren) > 0)
 }
 
-// addBacklog adds to the backlog of n and its ancestors.
+// addBacklog adds the cost of a unit to the backlog of n and its ancestors, or takes it off if that is below 0.
 func (n *Node[T]) addBacklog(by leaky.Time) {
 	if by == 0 {
 		return
 	}
+	units := 1
+	if int64(by) < 0 {
+		units = -1
+	}
 	for ; n.parent != nil; n = n.parent {
 		longest, was := &n.parent.longestChildren, n.backlog
+		n.droppable += units
 		switch n.backlog += by; {
 		case was == 0:
 			longest.Push(n)
