@@ -293,7 +293,7 @@ func TestReserveRate_ReloadUnderBacklog(t *testing.T) {
 				t.Fatalf("class %s with %d%% of 2.5 MB got %.0f bytes", prefix, reserve[prefix], got)
 			} else if want > 1.5*2.5e6*4/26 {
 				held++
-				if got > want+8*1448 {
+				if got > 1.03*want+8*1448 { // where turns of others are in bunches it may have one between them
 					t.Fatalf("class %s with %d%% of 2.5 MB got %.0f bytes", prefix, reserve[prefix], got)
 				}
 			}
