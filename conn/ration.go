@@ -63,7 +63,7 @@ func (sc *scheduler) ration(h *hop, u *unit, now leaky.Time) rationing {
 		}
 		until := leaky.Never
 		if u.droppable {
-			until = u.deadline(h.shape) + 1
+			until = u.deadline(h.queue) + 1
 		}
 		sc.armTimer(h.queue, until) // booked units do not wait for the file
 		u.delayedAt |= 1 << u.pos

@@ -37,7 +37,7 @@ type unit struct {
 	accepted    bool // was in its queues before, and is not refused for lack of space
 	queued      bool
 	enqueuedAt  leaky.Time       // in the queue at pos, or when it was booked
-	cost        leaky.Time       // in the queue at pos
+	cost        leaky.Time       // among the sources of the queue at pos; see queue.weight
 	booked      bool             // had its turn in the last queue, but not all buckets were ready
 	due         leaky.Time       // departure time of a booked unit
 	bookingSeq  uint64           // order of booking
@@ -151,7 +151,7 @@ func (sc *scheduler) serve(q *queue, now leaky.Time) {
 		return
 	}
 	for u := q.root.Next(); u != nil; u = q.root.Next() {
-		if u.expired(q.shape, now) {
+		if u.expired(q, now) {
 			sc.drop(u, shaper.QueueFull)
 			continue
 		}
@@ -165,7 +165,7 @@ func (sc *scheduler) serve(q *queue, now leaky.Time) {
 			if q.share != nil {
 				sc.sharing.wait(q.share, ready, now)
 				if u.droppable {
-					ready = min(ready, u.deadline(q.shape)+1)
+					ready = min(ready, u.deadline(q)+1)
 				}
 			}
 			sc.armTimer(q, ready)
@@ -246,7 +246,7 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 	for i := range path {
 		if bytes|packets != 0 {
 			h := &path[i]
-			q, cost := h.queue, h.cost(bytes, packets)
+			q, cost := h.queue, h.weight(bytes, packets)
 			slack := leaky.Time(credit) * h.cost(max(min(bytes, grain), fullDatagram), packets)
 			if datagram {
 				slack = max(slack, datagramSlack(q.shape))
@@ -255,7 +255,6 @@ func (sc *scheduler) depart(u *unit, now leaky.Time) {
 			q.bucket.Charge(q.shape, bytes, packets, charged)
 			if q.share != nil {
 				sc.sharing.use(q.share, bytes, packets)
-				cost = q.weight(bytes, packets)
 			}
 			excess, allowed := q.meter.Record(q.shape, bytes, packets, slack, now)
 			q.state.Conformance.Record(q.inLimit(excess), q.inLimit(allowed))
@@ -361,11 +360,12 @@ func (sc *scheduler) leaveEarlier(u *unit, n int) {
 
 // expired reports whether u, a datagram, has waited far beyond max_delay because others went first.
 // The margin allows for a late thread, which would otherwise lose datagrams that it only delays.
-func (u *unit) expired(shape *leaky.Shape, now leaky.Time) bool {
-	return u.droppable && now > u.deadline(shape)
+func (u *unit) expired(q *queue, now leaky.Time) bool {
+	return u.droppable && now > u.deadline(q)
 }
 
-// deadline is when u expires.
-func (u *unit) deadline(shape *leaky.Shape) leaky.Time {
-	return u.enqueuedAt.Add(u.cost + shape.MaxDelay + shape.MaxDelay/2 + leaky.Second/50)
+// deadline is when u expires in q.
+func (u *unit) deadline(q *queue) leaky.Time {
+	most := q.shape.MaxDelay
+	return u.enqueuedAt.Add(max(q.whole.Cost(u.bytes, u.packets)) + most + most/2 + leaky.Second/50)
 }

@@ -198,3 +198,39 @@ func TestClasses_FloodCostsNothing(t *testing.T) {
 		t.Errorf("%d of 8000 datagrams were lost, and they waited up to %v; the flood lost %d", lost, worst.Duration(), r.refused)
 	}
 }
+
+// What a source was served before the rate is raised, by a reload or when a quota begins again, costs it no more than a unit: not the time
+// that the unit took at the old rate, in which the others would send a million.
+func TestClasses_RateChangeFavorsNoSource(t *testing.T) {
+	for _, reserve := range []int{0, 30} {
+		limits := func(rate uint64) []shaper.Limit {
+			l := shaper.Limit{Name: "all", Rate: rate}
+			if reserve > 0 {
+				l.Reserve = []shaper.Reserve{{Class: "10.0.1.0/24", Percent: reserve}}
+			}
+			return []shaper.Limit{l}
+		}
+		classes := []shaper.TrafficClass{classOf("10.0.1.0/24", 1)}
+		r := newStreams(t, classes, limits(8e3)...)
+		for i := range 4 {
+			r.add(fmt.Sprintf("10.0.%d.1", 1+i), 1)
+		}
+		for round := range leaky.Time(12) {
+			r.advance(r.now+(4+round/3)*leaky.Second, onTime)
+			r.reload(limits(80e6), classes...)
+			var before []float64
+			for _, s := range r.streams {
+				before = append(before, moved(s))
+			}
+			r.advance(r.now+leaky.Second/10, onTime)
+			for i, s := range r.streams {
+				part := max(25, float64(reserve))
+				if i > 0 {
+					part = (100 - part) / 3
+				}
+				near(t, fmt.Sprintf("source %d of 4 after change %d with %d%%", i, round, reserve), moved(s)-before[i], 1e6*part/100)
+			}
+			r.reload(limits(8e3), classes...)
+		}
+	}
+}
