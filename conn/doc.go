@@ -63,14 +63,16 @@
 //
 //  4. over any interval in which such a class is backlogged, it receives f of all service, less at most f * (K + 1) + 1 units, if the
 //     parts are at most 1 in all;
-//  5. 1, 2 and 3 hold for what nodes receive in turn, where n is what all backlogged nodes weigh at once over the least weight.
+//  5. 1, 2 and 3 hold for what nodes receive in turn, where n is what all backlogged nodes weigh at once over the least weight. Of such a class
+//     they hold over intervals in which it weighs the same: of what it lags, a source that leaves it takes a part by its weight, even if it has just
+//     come. So a class whose sources come and go all the time may receive little more than 4 says.
 //
 // Proof of 4. Let S be all service so far, and t the tag of the floor of the class. When the class becomes backlogged, t becomes max(t, S). A
 // unit of cost c moves t to t + c/f if t was at most S, and otherwise to S + c/f, or leaves it where it is if that is less: the service of
 // the class is at least f times the growth of t, and t is never more than 1/f ahead of S. It remains to show that t is never more than K + 1
-// behind. Let it be by L, at S. The units that were served since then for classes whose tags were at most t began after a
-// last one, at y, that was none of these. At y no backlogged class had a tag at most t and y, or it had been served: all tags that were served
-// since then are more than y. For parts f' the classes received at most f' * (t - y) + 1 unit each with tags from y to t, in all
+// behind. Let it be by L, at S. Let y be where the last unit began that was not for a class whose tag was at most t and the service
+// then. At y no backlogged class had such a tag, or it had been served. So all tags that were served since then are more than y and at most the
+// service then, and a unit of cost c moved each by c/f'. For parts f' the classes received at most f' * (t - y) + 1 unit each with tags from y to t, in all
 // t - y + K. Together with the unit at y that is S - y, so S - t is at most K + 1.
 //
 // Proof of 5. A unit out of turn does not move V. It moves the tag of its class at most to 1/w ahead of V, and never back, so it adds to no lag, and
