@@ -110,9 +110,6 @@ func (a *admission) serveHead(q *waitQueue, now leaky.Time) leaky.Time {
 			ready = gt.dueAt
 		}
 		a.take(gt, w.precedence.class, w.paid, why, waited, ready, now)
-		if gt.reserved.queue != nil { // others may wait even though it has a free slot
-			a.freed = append(a.freed, gt)
-		}
 	}
 	q.ticket = a.nextTicket(q.precedence.priority)
 	q.current().queues.Fix(q)

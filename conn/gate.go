@@ -239,6 +239,9 @@ func (a *admission) take(gt *gate, class *shaper.ClassState, paid bool, why shap
 	if gt.pool != nil {
 		return // see grant
 	}
+	if gt.reserved.queue != nil { // others may wait though it has a free slot, and now for another reason
+		a.freed = append(a.freed, gt)
+	}
 	verdict, full := shaper.Delay, gt.exhausted(now)
 	gt.count(class, 1, now)
 	a.sharing.lending.use(gt, now)

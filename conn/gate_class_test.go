@@ -263,3 +263,37 @@ func TestPriority_EndsReservationsBelow(t *testing.T) {
 	}
 	r.consistent()
 }
+
+// Where a connection of a higher priority uses the rate of a gate that is reserved for another one, those that wait there because of the
+// reservation wait for the rate from then on.
+func TestClasses_RateUsedDuringReservation(t *testing.T) {
+	rate := shaper.Limit{Name: "rate", Match: shaper.Match{Port: []shaper.PortRange{{First: 1, Last: 2}}}, NewConnections: shaper.Frequency{N: 50, Per: time.Second}, QueueTimeout: time.Minute, MaxQueue: 100}
+	slot := shaper.Limit{Name: "slot", Match: shaper.Match{Port: []shaper.PortRange{{First: 2, Last: 3}}}, MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 100}
+	r := newClassAdmissionRig(t, []shaper.TrafficClass{priorityOfPrefix("10.0.1.0/24", 1), priorityOfPrefix("10.0.3.0/24", 2)}, rate, slot)
+	var holder *visitor
+	hold := func(source string) {
+		holder = r.visitPort(source, 3, nil)
+		if !holder.granted {
+			t.Fatal("the slot is not free")
+		}
+	}
+	hold("10.0.2.1")
+	mid := r.visitPort("10.0.1.1", 2, nil)
+	for _, ms := range []time.Duration{30, 22} { // its turn comes at either gate when the other is shut
+		r.visitPort("10.0.2.2", 1, nil)
+		holder.finish()
+		hold("10.0.3.1")
+		r.sleep(ms * time.Millisecond)
+	}
+	if mid.queue == nil || mid.queue.reservedAt == 0 || mid.queue.gates[mid.queue.pos].state.Name != "slot" {
+		t.Fatal("there is no reservation for one that waits for a slot")
+	}
+	low := r.visitPort("10.0.2.3", 1, nil)
+	if low.granted {
+		t.Fatal("one of a lower priority took what is reserved")
+	}
+	if !r.visitPort("10.0.3.2", 1, nil).granted {
+		t.Fatal("one of a higher priority waits for what is reserved")
+	}
+	r.consistent()
+}
