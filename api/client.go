@@ -94,6 +94,11 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return get[Status](ctx, c, "/status", nil)
 }
 
+// Health returns whether the daemon can take traffic.
+func (c *Client) Health(ctx context.Context) (Health, error) {
+	return get[Health](ctx, c, "/health", nil)
+}
+
 // Limits returns all limits.
 func (c *Client) Limits(ctx context.Context) ([]Limit, error) {
 	return get[[]Limit](ctx, c, "/limits", nil)

@@ -38,6 +38,28 @@ type Status struct {
 	Process     Process            `json:"process"`
 }
 
+// Health is whether the daemon can take traffic: GET /v1/health, which never waits for it.
+type Health struct {
+	State  string `json:"state"` // "ready", "starting", "stopping", "silent", "not attached"
+	Detail string `json:"detail,omitempty"`
+}
+
+// States of a Health.
+const (
+	Ready       = "ready"
+	Starting    = "starting"
+	Stopping    = "stopping"
+	Silent      = "silent"       // a loop of the daemon does not answer
+	NotAttached = "not attached" // limits of an attachment are not enforced
+)
+
+func (h Health) String() string {
+	if h.Detail == "" {
+		return h.State
+	}
+	return h.State + ": " + h.Detail
+}
+
 // Bypass is the kill switch while it is on: every limit observes.
 type Bypass struct {
 	Since time.Time  `json:"since"`

@@ -159,6 +159,7 @@ const (
 
 var endpoints = map[string]endpoint{
 	"GET /v1/status": {says: "State of the daemon", answer: api.Status{}, asks: []ask{{code: 200}}},
+	"GET /v1/health": {says: "Whether the daemon can take traffic; answered also while it starts, stops or hangs", answer: api.Health{}, asks: []ask{{code: 200}}},
 	"GET /v1/limits": {says: "All limits, sorted by name", answer: []api.Limit{}, asks: []ask{{code: 200}}},
 	"GET /v1/limits/{limit}": {
 		says: "One limit", answer: api.Limit{}, errors: []int{404},

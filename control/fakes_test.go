@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +22,9 @@ type fakeDaemon struct {
 	mu    sync.Mutex
 	calls []string
 	err   error // returned by each call
+
+	silence  atomic.Int64 // a time.Duration
+	stopping atomic.Bool
 }
 
 func (d *fakeDaemon) record(what string) error {
@@ -37,6 +41,9 @@ func (d *fakeDaemon) Describe(s *api.Status) {
 func (d *fakeDaemon) Summary(*shaper.Limit) string                   { return "8Mbit/s" }
 func (d *fakeDaemon) Override(limit string) (_, _ map[string]string) { return nil, nil }
 func (d *fakeDaemon) Config() any                                    { return map[string]string{"daemon": "x"} }
+
+func (d *fakeDaemon) Silence() time.Duration { return time.Duration(d.silence.Load()) }
+func (d *fakeDaemon) Stopping() bool         { return d.stopping.Load() }
 
 func (d *fakeDaemon) Explain(q ExplainRequest) (api.Explanation, error) {
 	x := api.Explanation{Source: q.Source, To: q.To, Verdict: "pass", Limits: []api.LimitBucket{}, Bottlenecks: []api.Bottleneck{}, Connections: []api.Connection{}}

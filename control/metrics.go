@@ -6,13 +6,14 @@ import (
 	"shaperd.dev/shaperd/control/metrics"
 )
 
-// ServeMetrics serves /metrics at addr, a host:port; "" serves nothing.
+// ServeMetrics serves /metrics, /healthz and /ready at addr, a host:port; "" serves nothing.
 func ServeMetrics(addr string, o *Options) (*Endpoint, error) {
 	if addr == "" {
 		return &Endpoint{}, nil
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metricsHandler(o))
+	o.view().withProbes(mux)
 	h := sameOrigin(mux)
 	if Loopback(addr) { // on other addresses, scrapers may use any host name
 		h = guardHost(addr, h)

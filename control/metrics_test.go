@@ -47,7 +47,7 @@ func TestServeMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer http.DefaultClient.CloseIdleConnections()
-	for path, want := range map[string]int{"/metrics": 200, "/": 404} {
+	for path, want := range map[string]int{"/metrics": 200, "/healthz": 200, "/ready": 503, "/": 404} {
 		r, err := http.Get("http://" + at + path)
 		if err != nil {
 			t.Fatal(err)

@@ -62,9 +62,11 @@ func (o *Options) view() *view {
 // the client in package api, which reports the error then.
 const startWait = 8 * time.Second
 
-// whenReady returns h with requests that wait until the daemon is ready.
-func (o *Options) whenReady(h http.HandlerFunc) http.HandlerFunc {
-	if o.Ready == nil {
+// whenReady returns the handler of r with requests that wait until the daemon is ready, except for
+// those that a daemon that starts can answer.
+func (o *Options) whenReady(r route) http.HandlerFunc {
+	h := r.handler
+	if o.Ready == nil || r.pattern == stopRoute || r.pattern == healthRoute {
 		return h
 	}
 	return func(w http.ResponseWriter, q *http.Request) {
@@ -91,6 +93,10 @@ type Daemon interface {
 	// [[override]] of it, both by key.
 	Override(limit string) (set, inFiles map[string]string)
 	Config() any
+	// Silence returns for how long the loops of the daemon have not answered, and Stopping whether it
+	// has begun to stop. Neither waits.
+	Silence() time.Duration
+	Stopping() bool
 	Explain(ExplainRequest) (api.Explanation, error)
 	// Shared returns what this host knows of the group of hosts that share limits. AddLedger adds what
 	// the ledger knows; it may wait for the store, for some seconds at most.
@@ -184,8 +190,11 @@ type route struct {
 	handler http.HandlerFunc
 }
 
-// stopRoute does not wait for a daemon that starts.
-const stopRoute = "POST /v1/stop"
+// Routes that do not wait for a daemon that starts.
+const (
+	stopRoute   = "POST /v1/stop"
+	healthRoute = "GET /v1/health"
+)
 
 // newAPI returns the handler of the API. The context of a request must have a *peer.
 func newAPI(o *Options) http.Handler {
@@ -194,9 +203,7 @@ func newAPI(o *Options) http.Handler {
 	scrape := metricsHandler(o)
 	logLimit := rate.NewLimiter(1, 10)
 	for _, r := range append(a.routes(), route{"GET /metrics", Reader, scrape.ServeHTTP}) {
-		if r.pattern != stopRoute {
-			r.handler = o.whenReady(r.handler)
-		}
+		r.handler = o.whenReady(r)
 		mux.HandleFunc(r.pattern, func(w http.ResponseWriter, q *http.Request) {
 			p, _ := q.Context().Value(peerKey{}).(*peer)
 			if p == nil {
@@ -238,7 +245,7 @@ func newReadOnlyAPI(o *Options) http.Handler {
 	mux := http.NewServeMux()
 	for _, r := range (&handlers{view: o.view(), onDashboard: true}).routes() {
 		if r.role == Reader {
-			mux.HandleFunc(r.pattern, o.whenReady(r.handler))
+			mux.HandleFunc(r.pattern, o.whenReady(r))
 		}
 	}
 	return mux
@@ -254,6 +261,7 @@ type handlers struct {
 func (a *handlers) routes() []route {
 	return []route{
 		{"GET /v1/status", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.status()) }},
+		{healthRoute, Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.health()) }},
 		{"GET /v1/limits", Reader, func(w http.ResponseWriter, q *http.Request) { writeJSON(w, http.StatusOK, a.limits()) }},
 		{"GET /v1/limits/{limit}", Reader, a.getLimit},
 		{"GET /v1/limits/{limit}/keys", Reader, a.getKeys},

@@ -37,8 +37,9 @@ type Packets interface {
 // view computes the responses of the API. Its methods may be called concurrently.
 type view struct {
 	*Options
-	cached    cachedStatus
-	liveCache liveCache
+	cached           cachedStatus
+	liveCache        liveCache
+	attachmentsProbe attachmentsProbe
 }
 
 func (v *view) status() api.Status {

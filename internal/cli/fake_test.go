@@ -23,6 +23,7 @@ type fakeDaemon struct {
 	path string
 
 	mu      sync.Mutex
+	health  api.Health
 	status  api.Status
 	limits  []api.Limit
 	keys    []api.Key
@@ -53,6 +54,7 @@ func newFakeDaemon() *fakeDaemon {
 		Downstream: "10.0.0.5:5432", Stage: "open", Age: 61, Idle: 0.02, ToDownstream: 1234567, FromDownstream: 99, Waited: 12.34, ThrottledBy: "per-source", MostlyThrottledBy: "per-source",
 	}
 	return &fakeDaemon{
+		health: api.Health{State: api.Ready},
 		status: api.Status{
 			Version: "v1", PID: 99, Config: "/etc/shaperd/shaperd.toml", Started: fakeStart, Now: fakeNow,
 			State: "running", Mode: "enforce", Conformance: "conformant",
@@ -148,6 +150,7 @@ func respondWith[T any](v *T) http.HandlerFunc {
 func (d *fakeDaemon) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /v1/status", respondWith(&d.status))
+	mux.Handle("GET /v1/health", respondWith(&d.health))
 	mux.Handle("GET /v1/limits", respondWith(&d.limits))
 	mux.Handle("GET /v1/talkers", respondWith(&d.talkers))
 	mux.Handle("GET /v1/connections", respondWith(&d.conns))

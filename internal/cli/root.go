@@ -52,7 +52,7 @@ func Run(args []string, version string) int {
 	// One more than usual: the pacing thread keeps one for itself, see package pacer.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	err := run(context.Background(), env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, version: version}, args)
-	if err != nil {
+	if err != nil && err.Error() != "" {
 		fmt.Fprintf(os.Stderr, "shaperd: %v\n", err)
 	}
 	return exitCode(err)
@@ -67,9 +67,12 @@ func untilSignal(ctx context.Context) (_ context.Context, stop func()) {
 
 func exitCode(err error) int {
 	var usage usageError
+	var code exitError
 	switch {
 	case err == nil:
 		return 0
+	case errors.As(err, &code):
+		return int(code)
 	case errors.As(err, &usage):
 		return exitUsage
 	case errors.Is(err, api.ErrNoDaemon):
@@ -77,6 +80,11 @@ func exitCode(err error) int {
 	}
 	return exitFailure
 }
+
+// exitError is an exit code, of a verb that has printed what is wrong.
+type exitError int
+
+func (exitError) Error() string { return "" }
 
 // usageError reports an invalid command line.
 type usageError struct{ error }
@@ -103,7 +111,8 @@ shows its health, "explain" shows why a source is throttled, and "set limit" and
 "bypass" change limits without a restart.
 
 Exit status: 0 on success, 1 on a failure or when "status" finds a problem, 2 on an
-invalid command line, 3 when no daemon answers.`,
+invalid command line, 3 when no daemon answers. "status --check" has the codes of
+monitoring plugins.`,
 		Example: `  shaperd status
   shaperd explain --source 192.0.2.7 --to tcp/5432
   shaperd set limit per-source rate=20Mbit/s --for 10m`,

@@ -18,7 +18,8 @@ import (
 )
 
 func statusCommand(e env) *cobra.Command {
-	return &cobra.Command{
+	var check, ready bool
+	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the health of the daemon, and what it throttles now",
 		Long: `Show the health of the daemon: conformance, the limits that throttle traffic now and by
@@ -27,13 +28,29 @@ overrides, blocks, and errors of the last reload.
 
 Exits with 1 when a listener has no downstream that is up, when the limits of an
 attachment are not enforced, when conformance was violated in the last minute, or when
-this host is alone, or disagrees, with the others that share limits.`,
+this host is alone, or disagrees, with the others that share limits.
+
+--check prints one line with performance data for monitoring, and exits as plugins of
+Nagios and Icinga do: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. --ready is for keepalived
+and load balancers: it exits with 0 when this host can take traffic, and with 1 while the
+daemon starts or stops, does not answer, or does not enforce the limits of an attachment.
+Neither waits for a daemon that hangs.`,
 		Example: `  shaperd status
-  shaperd status --json | jq .conformance`,
+  shaperd status --json | jq .conformance
+  shaperd status --check
+  shaperd status --ready`,
 		Annotations: jsonAnnotations,
 		Args:        noArgs(""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c := e.client()
+			switch {
+			case check && ready || e.flags.json && (check || ready):
+				return usageError{errors.New("only one of --check, --ready and --json can be used")}
+			case check:
+				return e.printCheck(checkStatus(cmd.Context(), c))
+			case ready:
+				return e.printReady(cmd.Context(), c)
+			}
 			s, err := c.Status(cmd.Context())
 			if err != nil {
 				return err
@@ -49,6 +66,9 @@ this host is alone, or disagrees, with the others that share limits.`,
 			return cmp.Or(e.show(s, func(p *term.Printer) { printStatus(p, s, limits, delayed) }), statusError(s))
 		},
 	}
+	cmd.Flags().BoolVar(&check, "check", false, "print one line for Nagios or Icinga, and exit with its codes")
+	cmd.Flags().BoolVar(&ready, "ready", false, "print whether this host can take traffic, and exit with 1 if not")
+	return cmd
 }
 
 // statusError returns the error of the verb status, or nil when the daemon is healthy.

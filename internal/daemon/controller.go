@@ -47,8 +47,8 @@ func (s *controller) current() (*plan.Plan, *overrides) {
 	return s.loaded, s.overrides
 }
 
-// isDraining reports whether the drain has begun.
-func (s *controller) isDraining() bool {
+// Stopping reports whether the drain has begun.
+func (s *controller) Stopping() bool {
 	select {
 	case <-s.draining:
 		return true
@@ -194,7 +194,7 @@ func (s *server) Describe(to *api.Status) {
 	l, w := s.current()
 	to.Version, to.Config, to.Revision, to.Started = s.options.Version, s.path, l.Revision(), s.startedAt
 	to.State, to.Mode = "running", shaper.Mode(l.Config.Daemon.Observe).String()
-	if s.isDraining() {
+	if s.Stopping() {
 		to.State = "stopping"
 	}
 	for _, saver := range []*saver{s.penalties.saver, s.saver} {

@@ -111,6 +111,7 @@ type server struct {
 	penalties      penalties
 	migrated       bool // restored overrides had keys of an earlier version
 	store          fdStore
+	pulse          pulse
 	ready          chan struct{} // closed when the configuration has been applied
 }
 
@@ -192,8 +193,7 @@ func (s *server) serve(ctx context.Context) error {
 	go shedding.Run(ctx, s.shaper, s.proxy, s.log)
 	go s.watchSources(ctx)
 
-	watchdog := startWatchdog(ctx, s.alive)
-	defer watchdog()
+	defer s.pulse.start(ctx, s.alive)()
 	refusals := newRefusalLog(s.shaper, s.traffic)
 	defer refusals.write()
 	tick := time.NewTicker(refusalInterval)
@@ -280,7 +280,7 @@ func (s *server) applyToPlanes(ctx context.Context, l *plan.Plan, policy *shaper
 	}
 	change.finish()
 	s.group.follow(ctx, l.Config)
-	if s.isDraining() {
+	if s.Stopping() {
 		return nil // its ports are closed, and stay in the descriptor store for the next daemon
 	}
 	if err := s.store.update(s.proxy.Ports()); err != nil {

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
 )
@@ -17,35 +16,6 @@ func (s *server) alive(ctx context.Context) bool {
 		return false
 	}
 	return s.proxy.Alive(ctx)
-}
-
-// startWatchdog notifies the systemd watchdog for as long as alive returns true. It returns a
-// function that stops it.
-func startWatchdog(ctx context.Context, alive func(context.Context) bool) (stop func()) {
-	interval, err := sd.SdWatchdogEnabled(false)
-	if err != nil || interval == 0 {
-		return func() {}
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		tick := time.NewTicker(interval / 3)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				within, cancel := context.WithTimeout(ctx, interval/3)
-				if alive(within) {
-					notify(sd.SdNotifyWatchdog)
-				}
-				cancel()
-			}
-		}
-	}()
-	return func() { cancel(); <-done }
 }
 
 // notify sends state to the service manager, if there is one.

@@ -11,30 +11,36 @@ import (
 	"time"
 )
 
-// Scrape returns the metrics that are served at an address. It connects from the calling thread,
-// which may be in a network namespace of its own.
-func Scrape(addr string) (string, error) {
+// Get returns the response to a request for a path of the server at an address. It connects from
+// the calling thread, which may be in a network namespace of its own.
+func Get(addr, path string) (code int, body string, err error) {
 	c, err := net.DialTimeout("tcp", addr, 5*time.Second)
 	if err != nil {
-		return "", err
+		return 0, "", err
 	}
 	defer c.Close()
 	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		return "", err
+		return 0, "", err
 	}
-	if _, err := io.WriteString(c, "GET /metrics HTTP/1.0\r\nHost: "+addr+"\r\n\r\n"); err != nil {
-		return "", err
+	if _, err := io.WriteString(c, "GET "+path+" HTTP/1.0\r\nHost: "+addr+"\r\n\r\n"); err != nil {
+		return 0, "", err
 	}
 	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
-		return "", err
+		return 0, "", err
 	}
 	defer answer.Body.Close()
 	text, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("GET /metrics: %s", answer.Status)
+	return answer.StatusCode, string(text), err
+}
+
+// Scrape returns the metrics that are served at an address.
+func Scrape(addr string) (string, error) {
+	code, text, err := Get(addr, "/metrics")
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("GET /metrics: %d", code)
 	}
-	return string(text), err
+	return text, err
 }
 
 // MustScrape is like [Scrape], and fails the test on an error.

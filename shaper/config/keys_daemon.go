@@ -84,7 +84,7 @@ var daemonKeys = keys{
 		name: "metrics", typ: endpointType("127.0.0.1:9464"), def: `"127.0.0.1:9464"`,
 		field: fieldOf(func(c *Config) *string { return &c.Daemon.Metrics }),
 		text:  on(func(c *Config) string { return cmp.Or(c.Daemon.Metrics, "off") }),
-		doc:   "Address of the Prometheus endpoint, at `/metrics`. `\"\"` disables it. A change needs a restart.",
+		doc:   "Address of the Prometheus endpoint, at `/metrics`, and of `/healthz` and `/ready` for probes. `\"\"` disables it. A change needs a restart.",
 	},
 	{
 		name: "dashboard", typ: endpointType("127.0.0.1:9465"), def: `"127.0.0.1:9465"`,

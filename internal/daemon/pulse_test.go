@@ -1,11 +1,14 @@
 package daemon
 
 import (
+	"context"
 	"log/slog"
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"shaperd.dev/shaperd/conn"
@@ -30,8 +33,7 @@ func TestWatchdog_CoversControlLoop(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.proxy.Close()
-	stop := startWatchdog(t.Context(), s.alive)
-	defer stop()
+	defer s.pulse.start(t.Context(), s.alive)()
 
 	notifiedWithin := func(within time.Duration) bool {
 		notified.SetReadDeadline(time.Now().Add(within))
@@ -40,6 +42,9 @@ func TestWatchdog_CoversControlLoop(t *testing.T) {
 	}
 	if notifiedWithin(200 * time.Millisecond) {
 		t.Error("a notification while the control loop hangs")
+	}
+	if silence := s.Silence(); silence < 200*time.Millisecond {
+		t.Errorf("the control loop hangs, and the daemon is silent for %v", silence)
 	}
 	take := make(chan struct{})
 	var taking sync.WaitGroup
@@ -56,10 +61,54 @@ func TestWatchdog_CoversControlLoop(t *testing.T) {
 	if !notifiedWithin(20 * time.Second) {
 		t.Error("no notification while both loops answer")
 	}
+	if silence := s.Silence(); silence > 10*time.Second {
+		t.Errorf("both loops answer, and the daemon is silent for %v", silence)
+	}
 	close(take)
 	taking.Wait()
 	close(s.done)
 	if !notifiedWithin(20 * time.Second) {
 		t.Error("no notification during a drain")
 	}
+}
+
+// TestPulse_Interval checks that a daemon without a watchdog has a pulse, that silence lasts until
+// the loops answer, and that an end of the pulse is no silence.
+func TestPulse_Interval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		t.Setenv("WATCHDOG_USEC", "")
+		var p pulse
+		hangs := make(chan struct{})
+		var beats atomic.Int64
+		alive := func(ctx context.Context) bool {
+			beats.Add(1)
+			select {
+			case <-hangs:
+			case <-ctx.Done():
+				return false
+			}
+			return true
+		}
+		close(hangs)
+		stop := p.start(t.Context(), alive)
+		time.Sleep(10*time.Second + time.Millisecond)
+		if n := beats.Load(); n != 10 || p.silence() != time.Millisecond {
+			t.Errorf("%d beats in 10 s, silent for %v", n, p.silence())
+		}
+		hangs = make(chan struct{})
+		time.Sleep(time.Minute)
+		if p.silence() != time.Minute+time.Millisecond {
+			t.Errorf("silent for %v after a minute", p.silence())
+		}
+		close(hangs)
+		synctest.Wait()
+		if p.silence() != 0 {
+			t.Errorf("silent for %v after an answer", p.silence())
+		}
+		stop()
+		time.Sleep(time.Minute)
+		if p.silence() != 0 {
+			t.Error("silent after the end")
+		}
+	})
 }
