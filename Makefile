@@ -233,6 +233,7 @@ install: build
 	install -D -m 0755 bin/shaperd '$(DESTDIR)/usr/bin/shaperd'
 	install -D -m 0644 systemd/shaperd.service '$(DESTDIR)/usr/lib/systemd/system/shaperd.service'
 	install -D -m 0644 systemd/shaperd.sysusers '$(DESTDIR)/usr/lib/sysusers.d/shaperd.conf'
+	install -D -m 0644 systemd/shaperd.catalog '$(DESTDIR)/usr/lib/systemd/catalog/shaperd.catalog'
 	install -d -m 0755 '$(DESTDIR)/etc/shaperd/conf.d'
 	install -d -m 0755 '$(DESTDIR)/usr/share/doc/shaperd/examples'
 	install -d -m 0755 '$(DESTDIR)/usr/share/man/man8'

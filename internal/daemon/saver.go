@@ -68,7 +68,7 @@ func (s *saver) run() {
 		}
 		err := o.writeTo(s.path)
 		if err != nil {
-			s.log.Warn("saving "+s.what+" failed; a restart restores an earlier version", "err", err)
+			s.log.Warn("saving state failed; a restart restores an earlier version", "what", s.what, "err", err)
 		}
 		s.mu.Lock()
 		if s.err = err; s.pending == nil {

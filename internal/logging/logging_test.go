@@ -21,7 +21,7 @@ import (
 	"shaperd.dev/shaperd/control/monitor"
 )
 
-func TestNew_JournalFormat(t *testing.T) {
+func TestNew_JournalStream(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		for _, journal := range []bool{true, false} {
 			t.Run(fmt.Sprint(format, journal), func(t *testing.T) {
@@ -38,7 +38,7 @@ func TestNew_JournalFormat(t *testing.T) {
 					inode++
 				}
 				t.Setenv("JOURNAL_STREAM", fmt.Sprintf("%d:%d", st.Dev, inode))
-				log, _, w := New(f, slog.LevelDebug, format == "json", monitor.NewEvents(1).Handler)
+				log, _, w := newLog(f, slog.LevelDebug, format == "json", monitor.NewEvents(1).Handler, "/nowhere/socket")
 				log = log.With("a", 1).WithGroup("g")
 				log.Debug("one", "time", 2)
 				log.Info("two")

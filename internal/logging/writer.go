@@ -21,8 +21,8 @@ type Writer struct {
 	ended chan struct{}
 
 	mu      sync.Mutex
-	queued  []byte
-	records int // in queued
+	queued  [][]byte
+	bytes   int // in queued
 	dropped uint64
 	closed  bool
 }
@@ -33,17 +33,17 @@ func newWriter(to io.Writer) *Writer {
 }
 
 // Write queues one record. It never blocks and never fails.
-func (w *Writer) Write(line []byte) (int, error) {
+func (w *Writer) Write(record []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed || w.records == maxRecords || len(w.queued)+len(line) > maxBytes {
+	if w.closed || len(w.queued) == maxRecords || w.bytes+len(record) > maxBytes {
 		w.dropped++
-		return len(line), nil
+		return len(record), nil
 	}
-	w.queued = append(w.queued, line...)
-	w.records++
+	w.queued = append(w.queued, bytes.Clone(record))
+	w.bytes += len(record)
 	w.wakeUp()
-	return len(line), nil
+	return len(record), nil
 }
 
 func (w *Writer) wakeUp() {
@@ -64,20 +64,21 @@ func (w *Writer) Dropped() uint64 {
 // number as soon as writing works again. report may log.
 func (w *Writer) run(report func(dropped uint64)) {
 	defer close(w.ended)
-	var batch []byte
+	var batch [][]byte
 	var reported uint64
 	works := false
 	for range w.wake {
 		w.mu.Lock()
-		batch, w.queued, w.records = w.queued, batch[:0], 0
+		clear(batch)
+		batch, w.queued, w.bytes = w.queued, batch[:0], 0
 		dropped, closed := w.dropped, w.closed
 		w.mu.Unlock()
 		if works && dropped > reported { // now there is room for it
 			reported = dropped
 			report(dropped)
 		}
-		for line := range bytes.Lines(batch) { // one by one: other processes may write there too
-			if _, err := w.to.Write(line); err != nil {
+		for _, record := range batch { // one by one: other processes may write there too
+			if _, err := w.to.Write(record); err != nil {
 				works = false
 				w.mu.Lock()
 				w.dropped++
