@@ -243,7 +243,8 @@ install: build
 	bin/shaperd completion zsh >'$(DESTDIR)/usr/share/zsh/vendor-completions/_shaperd'
 	bin/shaperd completion fish >'$(DESTDIR)/usr/share/fish/vendor_completions.d/shaperd.fish'
 	install -m 0644 CHANGELOG.md LICENSE NOTICE '$(DESTDIR)/usr/share/doc/shaperd/'
-	install -m 0644 configs/*.toml configs/*.json configs/alerts.yml systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
+	install -m 0644 configs/*.toml configs/*.json configs/alerts.yml configs/prometheus.yml systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
+	cp -R --no-preserve=mode,ownership configs/ansible configs/keepalived configs/kubernetes '$(DESTDIR)/usr/share/doc/shaperd/examples/'
 	install -D -m 0644 configs/fail2ban/shaperd.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/fail2ban/shaperd.conf'
 	install -D -m 0755 configs/crowdsec/shaperd-bouncer '$(DESTDIR)/usr/share/doc/shaperd/examples/crowdsec/shaperd-bouncer'
 

@@ -86,11 +86,12 @@ func TestUnit_Verify(t *testing.T) {
 		{name: "unknown type", old: "Type=notify", new: "Type=notified", want: "Failed to parse service type"},
 		{name: "no such program", old: "ExecStart=/usr/bin/", new: "ExecStart=/opt/", want: "/opt/shaperd is not executable"},
 		{name: "no such target", old: "Wants=network-online.target", new: "Requires=net.target", want: "net.target not found"},
+		{name: "with the drop-in for keepalived", file: drainDropIn},
 		{name: "unknown key in the drop-in", file: dropIn, old: "ReadWritePaths=", new: "WritePaths=", want: "Unknown key 'WritePaths'"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			text := map[string]string{unitFile: readFile(t, unitFile), dropIn: readFile(t, dropIn)}
+			text := map[string]string{unitFile: readFile(t, unitFile), dropIn: readFile(t, dropIn), drainDropIn: readFile(t, drainDropIn)}
 			if tt.file == "" {
 				tt.file = unitFile
 			}
@@ -103,6 +104,9 @@ func TestUnit_Verify(t *testing.T) {
 			units := filepath.Join(root, "usr/lib/systemd/system")
 			write(t, filepath.Join(units, unitFile), text[unitFile], 0o644)
 			write(t, filepath.Join(root, "etc/systemd/system", unitFile+".d", dropIn), text[dropIn], 0o644)
+			if tt.file == drainDropIn {
+				write(t, filepath.Join(root, "etc/systemd/system", unitFile+".d", "drain.conf"), text[drainDropIn], 0o644)
+			}
 			for _, name := range []string{"basic", "multi-user", "network-online", "shutdown", "sysinit"} {
 				write(t, filepath.Join(units, name+".target"), "[Unit]\nDescription="+name+"\n", 0o644)
 			}
@@ -118,6 +122,15 @@ func TestUnit_Verify(t *testing.T) {
 				t.Errorf("verify: %v\n%swant %q", err, got, tt.want)
 			}
 		})
+	}
+}
+
+// TestDropIn_Drain checks that the drop-in for keepalived runs what the unit does, but for the timeout.
+func TestDropIn_Drain(t *testing.T) {
+	u := readUnit(t, unitFile)
+	want := u["Service"]["ExecStart"][0] + " --drain-timeout "
+	if text := readFile(t, drainDropIn); !strings.Contains(text, "\nExecStart=\nExecStart="+want) {
+		t.Errorf("the drop-in does not run %q...:\n%s", want, text)
 	}
 }
 

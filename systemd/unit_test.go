@@ -9,6 +9,8 @@ import (
 const (
 	unitFile = "shaperd.service"
 	dropIn   = "packet-plane.conf"
+
+	drainDropIn = "../configs/keepalived/shaperd-drain.conf"
 )
 
 // unit has the settings of a unit file by section and key, in file order.

@@ -25,6 +25,8 @@ const (
 	alertsFile     = "../../configs/alerts.yml"
 	alertTestsFile = "../../configs/alerts_test.yml"
 	dashboardFile  = "../../configs/grafana-dashboard.json"
+	prometheusFile = "../../configs/prometheus.yml"
+	podsFile       = "../../configs/kubernetes/prometheus-pods.yml"
 )
 
 // scraped returns the metrics of a daemon with all of them.
@@ -51,6 +53,25 @@ func scraped(t *testing.T) string {
 	return w.Body.String()
 }
 
+// withPods returns a copy of podsFile whose pods are addresses: the promtool of Debian knows of no
+// Kubernetes.
+func withPods(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(podsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, after, ok := strings.Cut(string(text), "kubernetes_sd_configs:\n      - role: pod\n")
+	if !ok {
+		t.Fatalf("%s looks for no pods", podsFile)
+	}
+	file := filepath.Join(t.TempDir(), "prometheus.yml")
+	if err := os.WriteFile(file, []byte(before+"static_configs:\n      - targets: [\"127.0.0.1:9464\"]\n"+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 // promtool runs promtool, which scripts/install-deps installs.
 func promtool(t *testing.T, stdin string, args ...string) {
 	t.Helper()
@@ -74,6 +95,8 @@ func TestPromtool(t *testing.T) {
 	promtool(t, scraped(t), "check", "metrics")
 	promtool(t, "", "check", "rules", alertsFile)
 	promtool(t, "", "test", "rules", alertTestsFile)
+	promtool(t, "", "check", "config", prometheusFile)
+	promtool(t, "", "check", "config", withPods(t))
 }
 
 // exported is a metric, with the values of its labels.

@@ -61,6 +61,7 @@ var allowed = map[string][]string{
 	"test/demo/restart":      {"test/lab"},
 	"test/demo/perhit":       nil,
 	"test/docs":              nil,
+	"test/examples":          nil,
 	"test/lab":               {"internal/testutil"},
 	"test/lab/plot":          nil,
 	"test/netns":             nil,
