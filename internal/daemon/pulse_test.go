@@ -78,24 +78,26 @@ func TestPulse_Interval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		t.Setenv("WATCHDOG_USEC", "")
 		var p pulse
-		hangs := make(chan struct{})
+		answers, hangs := make(chan struct{}), make(chan struct{})
+		close(answers)
+		var loop atomic.Pointer[chan struct{}]
+		loop.Store(&answers)
 		var beats atomic.Int64
 		alive := func(ctx context.Context) bool {
 			beats.Add(1)
 			select {
-			case <-hangs:
+			case <-*loop.Load():
 			case <-ctx.Done():
 				return false
 			}
 			return true
 		}
-		close(hangs)
 		stop := p.start(t.Context(), alive)
 		time.Sleep(10*time.Second + time.Millisecond)
 		if n := beats.Load(); n != 10 || p.silence() != time.Millisecond {
 			t.Errorf("%d beats in 10 s, silent for %v", n, p.silence())
 		}
-		hangs = make(chan struct{})
+		loop.Store(&hangs)
 		time.Sleep(time.Minute)
 		if p.silence() != time.Minute+time.Millisecond {
 			t.Errorf("silent for %v after a minute", p.silence())
