@@ -3,11 +3,13 @@ package examples
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"shaperd.dev/shaperd/api"
@@ -49,8 +51,9 @@ func newPlaybook(t *testing.T) *playbook {
 // run runs the example with a rate of the limit, without the tasks that install and start what the
 // test has started.
 func (p *playbook) run(rate string, args ...string) (string, error) {
-	p.vars["shaperd_limits"] = []any{map[string]any{"name": "database", "rate": rate}}
-	vars, err := json.Marshal(p.vars)
+	all := maps.Clone(p.vars)
+	all["shaperd_limits"] = []any{map[string]any{"name": "database", "rate": rate}}
+	vars, err := json.Marshal(all)
 	if err != nil {
 		return "", err
 	}
@@ -108,14 +111,18 @@ func TestAnsible(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := readFile(t, p.daemon.Config)
+	var mistake string
+	var refused error
+	var checks sync.WaitGroup
+	checks.Go(func() { mistake, refused = p.run("20mbps", "--check") })
 	out, _ := p.run("20Mbit/s", "--check")
+	checks.Wait()
 	p.check("--check", out, "1", "0", 10e6, "+rate = \"20Mbit/s\"", "limit database", "10Mbit/s = 1.25MB/s  ->  20Mbit/s = 2.5MB/s")
-	out, err := p.run("20mbps", "--check")
-	p.check("a mistake", out, "0", "1", 10e6, "is in bytes to tc")
-	if err == nil || readFile(t, p.daemon.Config) != before {
-		t.Errorf("a check has changed the configuration, or not failed: %v", err)
+	p.check("a mistake", mistake, "0", "1", 10e6, "is in bytes to tc")
+	if refused == nil || readFile(t, p.daemon.Config) != before {
+		t.Errorf("a check has changed the configuration, or not failed: %v", refused)
 	}
-	out, err = p.run("20Mbit/s")
+	out, err := p.run("20Mbit/s")
 	p.check("a change", out, "2", "0", 20e6)
 	if err != nil {
 		t.Error(err)
