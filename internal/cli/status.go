@@ -33,8 +33,7 @@ this host is alone, or disagrees, with the others that share limits.
 --check prints one line with performance data for monitoring, and exits as plugins of
 Nagios and Icinga do: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. --ready is for keepalived
 and load balancers: it exits with 0 when this host can take traffic, and with 1 while the
-daemon starts or stops, does not answer, or does not enforce the limits of an attachment.
-Neither waits for a daemon that hangs.`,
+daemon starts or stops, hangs, or does not enforce the limits of an attachment.`,
 		Example: `  shaperd status
   shaperd status --json | jq .conformance
   shaperd status --check
