@@ -56,7 +56,13 @@ unit: build asn valkey
 # Tests of the built binary. They measure time and therefore run alone.
 .PHONY: outside
 outside: deps build unit
-	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m -skip '^TestKernels|^TestLong' ./test/...
+	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m -skip '^TestKernels|^TestLong|^TestKeepalived' $(filter-out %/test/examples,$(shell $(GO) list ./test/...))
+
+# The examples for other products, with these.
+.PHONY: test-examples
+test-examples: deps build
+	$(GO) test -count=1 -timeout 10m ./test/examples
+	$(GO) test -count=1 -timeout 10m -run '^TestKeepalived' ./test/netns
 
 # Tests inside other kernels, emulated.
 .PHONY: test-kernels
