@@ -269,7 +269,7 @@ func (d *direction) setUnsentLimit() {
 		lowat = int(d.unit.bytes)
 	}
 	if lowat != d.lowat {
-		_ = unix.SetsockoptInt(d.dst.fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, lowat)
+		_ = sock.SetOption(d.dst.fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, lowat)
 		d.lowat = lowat
 	}
 }

@@ -43,6 +43,7 @@ type loop struct {
 	headroom      *headroom
 	now           leaky.Time // start of the round
 	moderation    moderation
+	busy          bool // the last poll returned events
 	stopping      bool
 
 	batch  *sock.Batch
@@ -68,6 +69,10 @@ type registration struct {
 // takes 20 us, and the work it brings as long again, which would make the departure late. Sockets then
 // wait up to pollWindow.
 const pollWindow = leaky.Second / 1e6 * 100
+
+// busyWait is the longest wait after events. More are likely to follow soon, and a thread that is busy should keep its Go
+// processor; but no longer, since other goroutines may need it.
+const busyWait = leaky.Second / 1e6 * 200
 
 // scratchSize is the most that is copied from one TCP socket to the other at once.
 const scratchSize = 64 << 10
@@ -177,7 +182,7 @@ func (l *loop) setEvents(fd int, events uint32) {
 // close closes a descriptor that may be watched and has no duplicate.
 func (l *loop) close(fd int) {
 	l.clearWatch(fd)
-	unix.Close(fd)
+	sock.Close(fd)
 }
 
 // unwatch undoes watch.
@@ -237,9 +242,12 @@ func (l *loop) round(until leaky.Time) bool {
 }
 
 // poll waits for events, for at most timeout. A long wait ends slightly early and releases the Go
-// processor; a short one keeps it, see [pacer.IsShortWait].
+// processor; a short one keeps it, see [pacer.MaxShortWait]. After events the next wait is short.
 func (l *loop) poll(timeout leaky.Time) int {
-	short := pacer.IsShortWait(timeout)
+	if l.busy {
+		timeout = min(timeout, busyWait)
+	}
+	short := timeout <= pacer.MaxShortWait
 	if !short {
 		timeout -= leaky.FromDuration(time.Millisecond)
 	}
@@ -248,6 +256,7 @@ func (l *loop) poll(timeout leaky.Time) int {
 	if errno != 0 { // EINTR
 		return 0
 	}
+	l.busy = n > 0
 	return n
 }
 

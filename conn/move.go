@@ -259,7 +259,7 @@ func (d *direction) shutdown() {
 	}
 	d.srcEOF, d.dstShut = true, true
 	if !d.session.up.dstShut || !d.session.down.dstShut { // else both sockets are closed right away
-		_ = unix.Shutdown(d.dst.fd, unix.SHUT_WR)
+		sock.Shutdown(d.dst.fd)
 	}
 	l := d.session.proxy.loop
 	d.session.activity.lastActive = l.now

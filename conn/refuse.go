@@ -135,7 +135,7 @@ func (s *session) converse(now leaky.Time) {
 // unread data, and the client would lose what it has not read.
 func (s *session) lingeringClose(now leaky.Time) {
 	s.conversation = nil
-	_ = unix.Shutdown(s.client.fd, unix.SHUT_WR)
+	sock.Shutdown(s.client.fd)
 	s.timer.Fire = func(now leaky.Time) { s.close(s.refusedAs, now) }
 	s.proxy.loop.pacer.Schedule(&s.timer, now+lingerTimeout)
 	s.lingerLeft = lingerBytes

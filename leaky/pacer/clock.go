@@ -57,12 +57,12 @@ func (c *Clock) Sleep(until leaky.Time) {
 		if wait == 0 {
 			return
 		}
-		if wait <= maxShortWait {
+		if wait <= MaxShortWait {
 			ts := unix.NsecToTimespec(c.base + int64(until.Duration()))
 			rawSleepUntil(&ts)
 			continue
 		}
-		ts := unix.NsecToTimespec(c.base + int64((until - maxShortWait).Duration()))
+		ts := unix.NsecToTimespec(c.base + int64((until - MaxShortWait).Duration()))
 		_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil)
 	}
 }

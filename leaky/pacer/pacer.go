@@ -10,12 +10,12 @@ import (
 	"shaperd.dev/shaperd/leaky"
 )
 
-// maxShortWait is the longest wait during which a pacing thread keeps its Go
-// processor. A thread that releases it sleeps at no cost to the other goroutines,
+// MaxShortWait is the longest wait during which a pacing thread keeps its Go
+// processor, in a system call that bypasses the Go scheduler. A thread that releases it sleeps at no cost to the other goroutines,
 // but has to acquire one again before it can act: with all of them busy that took up
 // to 7 ms. And the runtime's monitor, which retakes processors, then polls every 20 us
 // for more to retake, at twice the cost of the pacing.
-const maxShortWait = leaky.Second / 50 // 20 ms
+const MaxShortWait = leaky.Second / 50 // 20 ms
 
 // LatenessBounds are the upper bounds of the histogram that [Pacer.Lateness] returns.
 var LatenessBounds = [...]time.Duration{
@@ -89,10 +89,6 @@ func (p *Pacer) recordLateness(by leaky.Time) {
 	p.lateness[i].Add(1)
 	p.latenessSum.Add(uint64(d))
 }
-
-// IsShortWait reports whether a pacing thread should wait for d without releasing its
-// Go processor, in a system call that bypasses the Go scheduler.
-func IsShortWait(d leaky.Time) bool { return d <= maxShortWait }
 
 func rawSleepUntil(ts *unix.Timespec) {
 	unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME,

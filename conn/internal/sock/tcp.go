@@ -22,10 +22,10 @@ const keepAliveSeconds = 15
 
 // SetTCPOptions makes a socket send small segments at once and detect dead peers. Failures are ignored.
 func SetTCPOptions(fd int) {
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAliveSeconds)
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAliveSeconds)
+	_ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	_ = SetOption(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+	_ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAliveSeconds)
+	_ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAliveSeconds)
 }
 
 // BindTCP binds a socket that will listen. Connections inherit its options.
@@ -49,9 +49,13 @@ func Accept(fd int) (int, netip.AddrPort, unix.Errno) {
 	return int(n), Unmap(from), 0
 }
 
+// Shutdown sends a FIN after what was sent.
+func Shutdown(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_SHUTDOWN, uintptr(fd), unix.SHUT_WR, 0) }
+
 // ResetOnClose makes close send a reset instead of a FIN.
 func ResetOnClose(fd int) {
-	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	linger := unix.Linger{Onoff: 1}
+	_ = setOption(fd, unix.SOL_SOCKET, unix.SO_LINGER, unsafe.Pointer(&linger), unsafe.Sizeof(linger))
 }
 
 // TCPInfo fills in info, the kernel's state of a connection.
