@@ -34,6 +34,15 @@ type ackMonitor struct {
 	info    unix.TCPInfo
 }
 
+// detectDeath makes the kernel detect that the peer of a downstream's socket has vanished. Few connections last so long
+// that they need it.
+func (e *endpoint) detectDeath() {
+	if !e.keepAlive {
+		e.keepAlive = true
+		sock.SetKeepAlive(e.fd)
+	}
+}
+
 // scheduleAckCheck schedules the next check, unless one is scheduled.
 func (p *Proxy) scheduleAckCheck(now leaky.Time) {
 	if v := &p.ackMonitor; !v.timer.Scheduled() {

@@ -19,6 +19,16 @@ type endpoint struct {
 	mustPoll     bool // a short read does not mean that no data is left
 	readDisarmed bool // EPOLLIN is off
 	failed       bool // cannot be written to; received data may still be read
+	noDelay      bool // of a downstream: sends small segments at once
+	keepAlive    bool // of a downstream: a dead peer is detected
+}
+
+// sendAtOnce makes an endpoint send small segments at once. The first write of a connection does not need that.
+func (e *endpoint) sendAtOnce() {
+	if !e.noDelay && e == &e.session.server { // a client's socket has inherited it
+		e.noDelay = true
+		sock.SetNoDelay(e.fd)
+	}
 }
 
 // endpointEvents are the events of a session's sockets, edge-triggered.

@@ -50,6 +50,9 @@ func (d *direction) send(now leaky.Time) (bytes, packets uint64, requeue bool) {
 // move moves up to limit bytes and returns how many dst accepted.
 func (d *direction) move(limit int) int {
 	n := 0
+	if d.moved > 0 || d.pieceSize > 0 {
+		d.dst.sendAtOnce()
+	}
 	switch {
 	case d.pipe != nil:
 		n = d.drainPipe(limit)

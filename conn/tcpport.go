@@ -35,12 +35,12 @@ const (
 func (p *Proxy) openTCP(e shaper.Endpoint, transparent bool) (port, error) {
 	fd, err := p.takeInherited(e), error(nil)
 	inherited := fd >= 0
-	if inherited {
-		sock.SetTCPOptions(fd)
-	} else {
+	if !inherited {
 		fd, err = sock.NewTCP(e.Addr.Addr())
 	}
 	if err == nil {
+		sock.SetNoDelay(fd) // its connections inherit all this
+		sock.SetKeepAlive(fd)
 		p.tagSocket(fd)
 		if !inherited {
 			err = sock.BindTCP(fd, e.Addr, transparent)

@@ -40,6 +40,7 @@ func (p *Proxy) scheduleStats(now leaky.Time) {
 func (p *Proxy) sampleStats(now leaky.Time) {
 	v := &p.statsSampler
 	p.walkRelaying(&v.pos, &v.timer, p.scheduleStats, now, func(s *session) {
+		s.server.detectDeath()
 		s.sampleStats()
 		s.judge(false, now)
 	})

@@ -7,25 +7,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewTCP returns a socket of the family of a, with the options of SetTCPOptions.
-func NewTCP(a netip.Addr) (int, error) {
-	fd, err := newSocket(a, unix.SOCK_STREAM)
-	if err == nil {
-		SetTCPOptions(fd)
-	}
-	return fd, err
-}
+// NewTCP returns a socket of the family of a.
+func NewTCP(a netip.Addr) (int, error) { return newSocket(a, unix.SOCK_STREAM) }
 
 // keepAliveSeconds is the idle time before the first keep-alive probe, and the interval between
 // probes.
 const keepAliveSeconds = 15
 
-// SetTCPOptions makes a socket send small segments at once and detect dead peers. Failures are ignored.
-func SetTCPOptions(fd int) {
-	_ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	_ = SetOption(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
+// SetNoDelay makes a socket send small segments at once. Failures are ignored.
+func SetNoDelay(fd int) { _ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }
+
+// SetKeepAlive makes a socket detect a dead peer. Failures are ignored.
+func SetKeepAlive(fd int) {
 	_ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAliveSeconds)
 	_ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAliveSeconds)
+	_ = SetOption(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
 }
 
 // BindTCP binds a socket that will listen. Connections inherit its options.
