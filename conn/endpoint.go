@@ -17,6 +17,8 @@ type endpoint struct {
 	readable     bool
 	writable     bool
 	mustPoll     bool // a short read does not mean that no data is left
+	ended        bool // a FIN has arrived, and no urgent data before it: after a short read only the FIN is left
+	onlyEOF      bool // so it is
 	readDisarmed bool // EPOLLIN is off
 	failed       bool // cannot be written to; received data may still be read
 	noDelay      bool // of a downstream: sends small segments at once
@@ -41,6 +43,8 @@ func (e *endpoint) ready(events uint32, now leaky.Time) {
 		if e == &s.server {
 			s.turns.arrives(now)
 		}
+		const unclear = unix.EPOLLPRI | unix.EPOLLERR
+		e.ended = e.ended || events&(unix.EPOLLRDHUP|unclear) == unix.EPOLLRDHUP && !e.mustPoll && !e.readDisarmed
 		// A read stops at urgent data. That, or a FIN, may be all that is left, and no edge would
 		// report it. The urgent byte itself is not forwarded.
 		e.mustPoll = e.mustPoll || events&(unix.EPOLLPRI|unix.EPOLLRDHUP) != 0

@@ -43,7 +43,8 @@ type loop struct {
 	headroom      *headroom
 	now           leaky.Time // start of the round
 	moderation    moderation
-	busy          bool // the last poll returned events
+	rounds        uint64 // so far
+	busy          bool   // the last poll returned events
 	stopping      bool
 
 	batch  *sock.Batch
@@ -213,6 +214,7 @@ func (l *loop) round(until leaky.Time) bool {
 	}
 	now := l.clock.Now()
 	l.now = now
+	l.rounds++
 	l.pacer.Skip(now)
 	for i := range n {
 		ev := &l.events[i]

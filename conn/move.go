@@ -50,9 +50,6 @@ func (d *direction) send(now leaky.Time) (bytes, packets uint64, requeue bool) {
 // move moves up to limit bytes and returns how many dst accepted.
 func (d *direction) move(limit int) int {
 	n := 0
-	if d.moved > 0 || d.pieceSize > 0 {
-		d.dst.sendAtOnce()
-	}
 	switch {
 	case d.pipe != nil:
 		n = d.drainPipe(limit)
@@ -118,6 +115,9 @@ func (d *direction) onlyEOFLeft() bool {
 	if !d.src.mustPoll || !d.src.readable || d.srcEOF || d.holds() || d.session.stage != stageRelaying {
 		return false
 	}
+	if d.src.onlyEOF {
+		return true
+	}
 	n, errno := sock.Peek(d.src.fd, d.session.proxy.loop.scratch[:1])
 	return errno == 0 && n == 0 || d.src.failed && errno != 0 && errno != unix.EAGAIN
 }
@@ -142,8 +142,12 @@ func (d *direction) copy(limit int) int {
 		}
 		b = d.session.proxy.loop.scratch[:n]
 		d.bulk = n == limit
-		if n > 0 && n < limit && !d.src.mustPoll {
+		switch {
+		case n == 0 || n == limit:
+		case !d.src.mustPoll:
 			d.src.markDrained()
+		case d.src.ended:
+			d.src.onlyEOF = true
 		}
 	}
 	if len(b) == 0 {
@@ -189,6 +193,9 @@ func (d *direction) copy(limit int) int {
 
 // write sends bytes to dst, in pieces where the kernel paces them.
 func (d *direction) write(b []byte) (int, unix.Errno) {
+	if d.moved > 0 || d.pieceSize > 0 {
+		d.dst.sendAtOnce()
+	}
 	if d.pieceSize == 0 || len(b) <= d.pieceSize {
 		return sock.Send(d.dst.fd, b)
 	}
@@ -228,6 +235,7 @@ func (d *direction) fillPipe(limit int) bool {
 func (d *direction) drainPipe(limit int) int {
 	l, p := d.session.proxy.loop, d.pipe
 	limit = min(limit, p.Len())
+	d.dst.sendAtOnce()
 	moved := 0
 	for moved < limit {
 		n, errno := p.Drain(d.dst.fd, limit-moved)

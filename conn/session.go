@@ -270,11 +270,15 @@ func (s *session) dropUnsent() {
 	}
 }
 
-// stopRelaying takes both directions from their queues. The paths are released slightly later: the caller may be
-// one of their queues, about to be charged for what was just sent.
+// stopRelaying takes both directions from their queues. The paths, if any, are released slightly later: the caller may
+// be one of their queues, about to be charged for what was just sent.
 func (s *session) stopRelaying(now leaky.Time) {
 	l := s.proxy.loop
 	s.counts.Open.Add(-1)
+	if len(s.up.unit.path)+len(s.down.unit.path) == 0 {
+		s.reportUsage(now)
+		return
+	}
 	l.scheduler.withdraw(now, &s.up.unit, &s.down.unit)
 	l.runLater(func(now leaky.Time) {
 		s.reportUsage(now)

@@ -19,6 +19,8 @@ type tcpPort struct {
 	fd          int
 	local       netip.AddrPort
 	binding     *binding
+	batch       int         // how many connections the last round accepted at most, see ready
+	round       uint64      // that round
 	resumeTimer pacer.Event // ends a pause
 }
 
@@ -27,9 +29,9 @@ const (
 	// maximum, net.core.somaxconn.
 	Backlog = 4096
 
-	// acceptBatch is how many connections a port accepts before other sockets, and departures, have
+	// maxAcceptBatch is how many connections a port accepts before other sockets, and departures, have
 	// their turn.
-	acceptBatch = 8
+	maxAcceptBatch = 8
 )
 
 func (p *Proxy) openTCP(e shaper.Endpoint, transparent bool) (port, error) {
@@ -84,13 +86,19 @@ func (t *tcpPort) close() {
 	})
 }
 
-// ready accepts connections. Epoll reports the port again if there are more.
+// ready accepts connections. Epoll reports the port again if there are more, and only then the batch grows: with few
+// connections at a time there is no call that finds none.
 func (t *tcpPort) ready(_ uint32, now leaky.Time) {
 	if t.proxy.loop.overloaded(acceptWatermark) {
 		t.pauseAccepting("low on descriptors or memory", now)
 		return
 	}
-	for range acceptBatch {
+	if l := t.proxy.loop; t.round+1 == l.rounds {
+		t.batch, t.round = min(2*t.batch, maxAcceptBatch), l.rounds
+	} else {
+		t.batch, t.round = 1, l.rounds
+	}
+	for range t.batch {
 		fd, from, errno := sock.Accept(t.fd)
 		switch errno {
 		case 0:
