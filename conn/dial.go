@@ -89,11 +89,12 @@ func (s *session) connect(d *downstream) error {
 	if s.config.Load().Transparent {
 		from = s.flow.Source
 	}
-	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), s.target().portOn(d)))
+	delayAck := s.client.readable || s.config.Load().SendProxy != shaper.NoProxy
+	fd, err := s.proxy.connectTCP(from, netip.AddrPortFrom(d.host.addr(), s.target().portOn(d)), delayAck)
 	if err != nil {
 		return err
 	}
-	s.server = endpoint{session: s, fd: fd}
+	s.server = endpoint{session: s, fd: fd, delaysAck: delayAck}
 	if err = s.proxy.loop.watch(fd, endpointEvents, &s.server); err != nil {
 		s.server.fd = -1
 		unix.Close(fd)
@@ -101,13 +102,17 @@ func (s *session) connect(d *downstream) error {
 	return err
 }
 
-// connectTCP starts a non-blocking connect to to, from the address from if that is valid.
-func (p *Proxy) connectTCP(from netip.Addr, to netip.AddrPort) (int, error) {
+// connectTCP starts a non-blocking connect to to, from the address from if that is valid. delayAck is for one that will send
+// something as soon as it is connected.
+func (p *Proxy) connectTCP(from netip.Addr, to netip.AddrPort, delayAck bool) (int, error) {
 	fd, err := sock.NewTCP(to.Addr())
 	if err != nil {
 		return -1, err
 	}
 	p.tagSocket(fd)
+	if delayAck {
+		sock.DelayAck(fd)
+	}
 	if err := sock.Connect(fd, from, to); err != nil {
 		unix.Close(fd)
 		return -1, err

@@ -23,6 +23,7 @@ type endpoint struct {
 	failed       bool // cannot be written to; received data may still be read
 	noDelay      bool // of a downstream: sends small segments at once
 	keepAlive    bool // of a downstream: a dead peer is detected
+	delaysAck    bool // of a downstream: the first bytes were to acknowledge its SYN
 }
 
 // sendAtOnce makes an endpoint send small segments at once. The first write of a connection does not need that.
@@ -51,6 +52,9 @@ func (e *endpoint) ready(events uint32, now leaky.Time) {
 	}
 	if events&(unix.EPOLLOUT|unix.EPOLLHUP) != 0 {
 		e.writable = true
+	}
+	if s.stage == stageArrived && events&unix.EPOLLERR == 0 {
+		s.begin(now)
 	}
 	switch {
 	case s.stage == stageDialing && e == &s.server:

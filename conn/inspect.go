@@ -57,7 +57,7 @@ func (s *session) inspect(c *shaper.ConnectionStatus, now leaky.Time) bool {
 		ID: s.flow.Connection, Protocol: shaper.TCP, Source: s.clientAddr, Listen: s.name, Port: s.flow.Port,
 		Age:          now.Sub(s.started).Duration(),
 		ToDownstream: s.up.moved, FromDownstream: s.down.moved,
-		Stage: [...]string{"waiting", "proxy_header", "connecting", "open", "closing", "closing"}[s.stage],
+		Stage: [...]string{"waiting", "waiting", "proxy_header", "connecting", "open", "closing", "closing"}[s.stage],
 	}
 	c.Class = s.precedence.name()
 	s.turns.fill(c)

@@ -60,7 +60,7 @@ func (p *probe) start(now leaky.Time) {
 	fd := -1
 	err := errNoAddress
 	if addr.IsValid() {
-		fd, err = proxy.connectTCP(netip.Addr{}, netip.AddrPortFrom(addr, d.checkPort()))
+		fd, err = proxy.connectTCP(netip.Addr{}, netip.AddrPortFrom(addr, d.checkPort()), d.listener.config.Load().Check.Send != "")
 	}
 	if err == nil {
 		if err = proxy.loop.watch(fd, endpointEvents, p); err != nil {

@@ -50,6 +50,7 @@ type stage uint8
 
 const (
 	stageWaiting stage = iota // in admission
+	stageArrived              // until the first event of the client
 	stageHeader               // before admission, until the PROXY header was read
 	stageDialing
 	stageRelaying
@@ -85,6 +86,9 @@ func (s *session) relay(header []byte, now leaky.Time) {
 	s.reroute(s.proxy.shaper.Policy(), now)
 	s.armTimeouts(now)
 	s.advance(now)
+	if s.server.delaysAck && s.up.moved == 0 && s.stage == stageRelaying {
+		sock.SendAck(s.server.fd)
+	}
 }
 
 // advance moves what can be moved in both directions.

@@ -132,7 +132,7 @@ func (t *tcpPort) destination(fd int) netip.Addr {
 func (p *Proxy) startSession(t *tcpPort, fd int, from netip.AddrPort, now leaky.Time) {
 	b := t.binding
 	b.counts.Accepted.Add(1)
-	s := &session{proxy: p, binding: b, port: t, clientAddr: from}
+	s := &session{proxy: p, binding: b, port: t, clientAddr: from, stage: stageArrived}
 	s.admission, s.owner, s.listen, s.started = p.admission, s, b.name, now
 	s.flow = shaper.Flow{Source: from.Addr(), Destination: t.destination(fd), Port: t.local.Port(), Protocol: shaper.TCP, Connection: p.nextID.Add(1)}
 	s.client = endpoint{session: s, fd: fd}
@@ -147,13 +147,18 @@ func (p *Proxy) startSession(t *tcpPort, fd int, from netip.AddrPort, now leaky.
 	p.scheduleAckCheck(now)
 	p.scheduleStats(now)
 	p.openConns.Add(1)
-	for _, prefix := range b.config.Load().AcceptProxyFrom {
-		if prefix.Contains(from.Addr()) {
+}
+
+// begin begins with s at the first event of its client, which tells whether that has sent something already.
+func (s *session) begin(now leaky.Time) {
+	for _, prefix := range s.config.Load().AcceptProxyFrom {
+		if prefix.Contains(s.clientAddr.Addr()) {
 			s.stage = stageHeader
 			s.timer.Fire = s.rejectHeader
-			p.loop.pacer.Schedule(&s.timer, now+headerTimeout)
+			s.proxy.loop.pacer.Schedule(&s.timer, now+headerTimeout)
 			return
 		}
 	}
-	p.admission.acquire(&s.waiter, now)
+	s.stage = stageWaiting
+	s.admission.acquire(&s.waiter, now)
 }

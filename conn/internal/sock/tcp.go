@@ -17,6 +17,13 @@ const keepAliveSeconds = 15
 // SetNoDelay makes a socket send small segments at once. Failures are ignored.
 func SetNoDelay(fd int) { _ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }
 
+// DelayAck makes a socket that will connect acknowledge the peer's SYN with its first bytes, which saves a packet, and the
+// peer a wake-up. If they do not follow soon SendAck has to.
+func DelayAck(fd int) { _ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 0) }
+
+// SendAck sends an acknowledgement that is delayed.
+func SendAck(fd int) { _ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1) }
+
 // SetKeepAlive makes a socket detect a dead peer. Failures are ignored.
 func SetKeepAlive(fd int) {
 	_ = SetOption(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAliveSeconds)
