@@ -178,7 +178,6 @@ func (d *direction) pending() bool {
 
 func (d *direction) reroute(oldPolicy, policy *shaper.Policy, set shaper.Set, now leaky.Time) {
 	s, sched := d.session, d.session.proxy.loop.scheduler
-	d.observed = policy.Observed(set)
 	spec := pathSpec{policy: policy, flow: &s.flow, route: s.route, set: set}
 	if !s.removed && sched.keepsPath(d.unit.path, spec, now) {
 		d.setGrant()

@@ -107,6 +107,8 @@ func (s *session) reroute(policy *shaper.Policy, now leaky.Time) {
 	oldPolicy := s.pathPolicy
 	s.pathPolicy = policy
 	s.reportUsage(now)
+	// Both at once: when one leaves a queue, the other may send.
+	s.up.observed, s.down.observed = policy.Observed(s.route.ToDownstream), policy.Observed(s.route.FromDownstream)
 	for _, d := range []*direction{&s.up, &s.down} {
 		set := s.route.ToDownstream
 		if d == &s.down {
