@@ -136,6 +136,31 @@ func BenchmarkTCP(b *testing.B) {
 	}
 }
 
+// BenchmarkTCP_Connections makes connections of one request and one answer each, with and without a proxy.
+func BenchmarkTCP_Connections(b *testing.B) {
+	for _, proxy := range []bool{false, true} {
+		b.Run(map[bool]string{false: "direct", true: "proxy"}[proxy], func(b *testing.B) {
+			to := testutil.ServeTCP(b, testutil.Echo)
+			if proxy {
+				to = start(b, shaper.TCP, to).addr()
+			}
+			message := make([]byte, 64)
+			b.ReportAllocs()
+			for b.Loop() {
+				c, err := net.Dial("tcp4", to)
+				if err != nil {
+					b.Fatal(err)
+				}
+				c.Write(message)
+				if _, err := io.ReadFull(c, message); err != nil {
+					b.Fatal(err)
+				}
+				c.Close()
+			}
+		})
+	}
+}
+
 // BenchmarkShares measures an update of the parts of 10,000 hot keys, a report of what they need, and
 // what a unit costs more whose limit hosts share.
 func BenchmarkShares(b *testing.B) {

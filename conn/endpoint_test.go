@@ -1,8 +1,12 @@
 package conn
 
 import (
+	"errors"
 	"io"
+	"net"
+	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -30,12 +34,46 @@ func readOptions(fd int) socketOptions {
 	return o
 }
 
-// TestEndpoint_Options checks that a client's socket inherits its options, and that a downstream's gets them when it needs
-// them.
+// TestEndpoint_Options checks that a client's socket inherits its options, also from a socket that the process has
+// inherited, and that a downstream's gets them when it needs them.
 func TestEndpoint_Options(t *testing.T) {
 	t.Parallel()
 	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
-	c := dial(t, r.addr())
+	for name, addr := range map[string]string{"opened": r.addr(), "inherited": inheritPort(t, r)} {
+		t.Run(name, func(t *testing.T) { checkOptions(t, r, addr) })
+	}
+}
+
+// inheritPort makes r listen on a socket that it has not opened, and returns its address.
+func inheritPort(t *testing.T, r *proxyRig) string {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := l.(*net.TCPListener).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := -1
+	raw.Control(func(own uintptr) {
+		if fd, err = unix.Dup(int(own)); err == nil { // without the options that Go has set
+			err = errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 0), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 0))
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.proxy.Inherit([]int{fd})
+	addr := l.Addr().String()
+	l.Close()
+	r.listen.Addresses = append(r.listen.Addresses, addressOf(shaper.TCP, netip.MustParseAddrPort(addr)))
+	r.apply()
+	return addr
+}
+
+func checkOptions(t *testing.T, r *proxyRig, addr string) {
+	c := dial(t, addr)
 	sockets := func() (all [2]socketOptions) {
 		r.proxy.loop.call(func(leaky.Time) {
 			s := r.proxy.sessions.all[0]
@@ -60,4 +98,34 @@ func TestEndpoint_Options(t *testing.T) {
 		t.Errorf("after the second write: %s", diff)
 	}
 	testutil.WaitFor(t, "keep-alive", func() bool { return sockets()[1] == inherited })
+	c.Close()
+	r.settle()
+}
+
+// TestEndpoint_DelayedAck has a client send before its session begins, whose bytes then have to wait: the downstream gets
+// the connection at once, although the first bytes were to complete its handshake.
+func TestEndpoint_DelayedAck(t *testing.T) {
+	t.Parallel()
+	accepted := make(chan time.Time, 1)
+	addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
+		accepted <- time.Now()
+		io.Copy(io.Discard, c)
+	})
+	r := start(t, shaper.TCP, addr, shaper.Limit{Name: "slow", Rate: 2000, MaxDelay: time.Minute})
+	first := dial(t, r.addr())
+	first.Write(make([]byte, 20_000)) // uses the limit for some seconds
+	<-accepted
+	testutil.WaitFor(t, "the first bytes", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	least := time.Hour
+	for range 5 {
+		began := time.Now()
+		r.proxy.loop.call(func(leaky.Time) { // while the loop does nothing else
+			c := dial(t, r.addr())
+			c.Write([]byte("hello"))
+		})
+		least = min(least, (<-accepted).Sub(began))
+	}
+	if least > 100*time.Millisecond { // the kernel's delay is 200 ms
+		t.Errorf("the downstream was connected after %v at least", least)
+	}
 }

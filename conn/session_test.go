@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -403,4 +404,46 @@ func TestNestedResetEndsSessionOnce(t *testing.T) {
 		return ok
 	})
 	r.settle()
+}
+
+// TestUrgentDataBeforeEnd ends a stream soon after urgent data: what follows that is not lost, also where the end arrives
+// while bytes before it are delayed.
+func TestUrgentDataBeforeEnd(t *testing.T) {
+	t.Parallel()
+	for name, limits := range map[string][]shaper.Limit{
+		"without limits": nil,
+		"limited":        {{Name: "up", Rate: 4e6, Key: shaper.KeyConnection}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			received := make(chan []byte, 1)
+			r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
+				got, _ := io.ReadAll(c)
+				received <- got
+			}), limits...)
+			before, after := randomBytes(20_000), randomBytes(5000)
+			for i := range 30 {
+				c := dial(t, r.addr())
+				gap := time.Duration(i%3) * 3 * time.Millisecond // the rest arrives while these are delayed, or with them
+				for part := range slices.Chunk(before, len(before)/2) {
+					c.Write(part)
+					time.Sleep(gap)
+				}
+				raw, err := c.SyscallConn()
+				if err != nil {
+					t.Fatal(err)
+				}
+				raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte("!"), unix.MSG_OOB, nil) })
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Write(after)
+				c.CloseWrite()
+				if got := <-received; !bytes.Equal(got, append(bytes.Clone(before), after...)) {
+					t.Fatalf("%d of %d bytes arrived", len(got), len(before)+len(after))
+				}
+				c.Close()
+			}
+		})
+	}
 }
