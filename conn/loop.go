@@ -44,7 +44,7 @@ type loop struct {
 	now           leaky.Time // start of the round
 	moderation    moderation
 	rounds        uint64 // so far
-	busy          bool   // the last poll returned events
+	quick         int    // how many polls in succession have returned events within busyWait
 	stopping      bool
 
 	batch  *sock.Batch
@@ -71,9 +71,12 @@ type registration struct {
 // wait up to pollWindow.
 const pollWindow = leaky.Second / 1e6 * 100
 
-// busyWait is the longest wait after events. More are likely to follow soon, and a thread that is busy should keep its Go
-// processor; but no longer, since other goroutines may need it.
-const busyWait = leaky.Second / 1e6 * 200
+// busyWait is how soon events must follow one another, for busyPolls polls, for the loop to be busy. Its waits are no longer
+// then: a thread that is busy should keep its Go processor, but other goroutines may need it.
+const (
+	busyWait  = leaky.Second / 1e6 * 200
+	busyPolls = 4
+)
 
 // scratchSize is the most that is copied from one TCP socket to the other at once.
 const scratchSize = 64 << 10
@@ -205,7 +208,8 @@ func (l *loop) round(until leaky.Time) bool {
 	if len(l.deferred) > 0 {
 		until = 0
 	}
-	wait := until.Sub(l.clock.Now())
+	before := l.clock.Now()
+	wait := until.Sub(before)
 	n := 0
 	if wait > pollWindow {
 		n = l.poll(wait)
@@ -215,6 +219,11 @@ func (l *loop) round(until leaky.Time) bool {
 	now := l.clock.Now()
 	l.now = now
 	l.rounds++
+	if n > 0 && now.Sub(before) < busyWait {
+		l.quick++
+	} else {
+		l.quick = 0
+	}
 	l.pacer.Skip(now)
 	for i := range n {
 		ev := &l.events[i]
@@ -244,9 +253,9 @@ func (l *loop) round(until leaky.Time) bool {
 }
 
 // poll waits for events, for at most timeout. A long wait ends slightly early and releases the Go
-// processor; a short one keeps it, see [pacer.MaxShortWait]. After events the next wait is short.
+// processor; a short one keeps it, see [pacer.MaxShortWait]. Those of a busy loop are short.
 func (l *loop) poll(timeout leaky.Time) int {
-	if l.busy {
+	if l.quick >= busyPolls {
 		timeout = min(timeout, busyWait)
 	}
 	short := timeout <= pacer.MaxShortWait
@@ -258,7 +267,6 @@ func (l *loop) poll(timeout leaky.Time) int {
 	if errno != 0 { // EINTR
 		return 0
 	}
-	l.busy = n > 0
 	return n
 }
 
