@@ -76,14 +76,14 @@ func (ad *adapter) joint() bool { return ad.controller == nil && ad.watcher == n
 // AdaptiveReports returns what p has measured for the adaptive limits that hosts share.
 func (p *Proxy) AdaptiveReports() map[*shaper.LimitState]adaptive.Report {
 	all := map[*shaper.LimitState]adaptive.Report{}
-	p.loop.call(func(now leaky.Time) {
-		policy := p.admission.policy
+	p.home.loop.call(func(now leaky.Time) {
+		policy := p.home.admission.policy
 		for i := range policy.Shared().All {
 			if l := policy.Limit(i); !l.HasPool() || l.Adapt != shaper.AdaptOn || l.Observe {
 				continue
 			}
 			load := &adaptive.Load{} // nothing has passed
-			if ad := p.admission.adapters[policy.State(i)]; ad != nil && ad.joint() {
+			if ad := p.home.admission.adapters[policy.State(i)]; ad != nil && ad.joint() {
 				load = ad.load
 			}
 			all[policy.State(i)] = load.Report(now)
@@ -94,8 +94,8 @@ func (p *Proxy) AdaptiveReports() map[*shaper.LimitState]adaptive.Report {
 
 // FollowAdaptive makes the limits that hosts share follow the maximum in flight that their [shaper.LimitState] has now.
 func (p *Proxy) FollowAdaptive() {
-	p.loop.call(func(now leaky.Time) {
-		a := p.admission
+	p.home.loop.call(func(now leaky.Time) {
+		a := p.home.admission
 		for _, ad := range a.adapters {
 			if ad.joint() && ad.gate != nil {
 				a.sharing.lending.update(ad.gate)

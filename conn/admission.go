@@ -47,7 +47,7 @@ type admission struct {
 	keyBuf         []byte                                // of a queue, reused
 	yieldIdle      func(gt *gate, now leaky.Time)        // ends idle connections for those that wait at gt
 	lastGateID     uint64                                // of the newest gate
-	lastTicket     uint64                                // counter of the last one issued
+	lastTicket     *atomic.Uint64                        // counter of the last one issued, by any worker: waiters may move to another
 	retries        []*waiter                             // waiters that run tries at the gates of a new policy
 	outcomes       []outcome                             // not yet reported to the owners
 	returns        returns                               // of refused clients
@@ -93,7 +93,7 @@ func newAdmission(sg *sharing) *admission {
 	return &admission{
 		shaper: sg.shaper, wheel: sg.wheel, clock: sg.clock, sharing: sg, policy: sg.shaper.Policy(), yieldIdle: func(*gate, leaky.Time) {}, onPenalty: func(*sourcePenalty, *penalty.Source) {},
 		byKey: map[shaper.Key]*gate{}, quotas: map[*shaper.LimitState]*waitQuota{}, adapters: map[*shaper.LimitState]*adapter{},
-		queues: map[string]*waitQueue{}, sources: map[memberKey]*admissionSource{},
+		queues: map[string]*waitQueue{}, sources: map[memberKey]*admissionSource{}, lastTicket: new(atomic.Uint64),
 	}
 }
 
@@ -329,48 +329,63 @@ func (a *admission) countRefusal(gt *gate, class *shaper.ClassState, why shaper.
 	a.sharing.miss(gt, now)
 }
 
-// swap changes to a new policy, which publish makes current everywhere else. Waiters keep their
+// swapPolicy changes to a new policy in all of admissions, and publish makes it current everywhere else. Waiters keep their
 // tickets and move to the gates of the new policy in the next run, when the connections in flight have
 // been counted there.
-func (a *admission) swap(p *shaper.Policy, publish func(), now leaky.Time) {
-	waiting := a.dequeueAll(now)
+func swapPolicy(p *shaper.Policy, publish func(), now leaky.Time, all ...*admission) {
+	for _, a := range all {
+		a.suspend(now)
+	}
 	publish()
-	a.policy, a.policySince = p, now
-	a.updateAdapters(now)
-	a.updatePenalties(now)
-	clear(a.quotas) // those of gates at which nothing waits
-	a.retries = append(a.retries, waiting...)
+	for _, a := range all {
+		a.policy, a.policySince = p, now
+		a.updateAdapters(now)
+		a.updatePenalties(now)
+		clear(a.quotas) // those of gates at which nothing waits
+	}
+}
+
+// suspend dequeues all waiters until the next run.
+func (a *admission) suspend(now leaky.Time) {
+	a.retries = append(a.retries, waitersOf(a.dequeueAll(now))...)
 }
 
 // requeue makes all waiters try the gates that they need now. They keep their turns.
 func (a *admission) requeue(now leaky.Time) {
-	a.retries = append(a.retries, a.dequeueAll(now)...)
+	a.suspend(now)
 	a.run(now)
 }
 
-// dequeueAll dequeues all waiters, and returns them in the order of their turns.
-func (a *admission) dequeueAll(now leaky.Time) (list []*waiter) {
-	type turn struct {
-		*waiter
-		round int
-		turn  uint64
+// suspended is a waiter that was dequeued, and the turn that it had: in which round, and by which ticket.
+type suspended struct {
+	*waiter
+	round  int
+	ticket uint64
+}
+
+func compareTurns(x, y suspended) int {
+	return cmp.Or(cmp.Compare(priorityOf(y.ticket), priorityOf(x.ticket)), cmp.Compare(x.round, y.round), cmp.Compare(x.ticket, y.ticket))
+}
+
+func waitersOf(turns []suspended) (list []*waiter) {
+	for _, t := range turns {
+		list = append(list, t.waiter)
 	}
-	var waiting []turn
+	return list
+}
+
+// dequeueAll dequeues all waiters, and returns them in the order of their turns.
+func (a *admission) dequeueAll(now leaky.Time) (waiting []suspended) {
 	for _, q := range a.queues {
 		round := 0
 		for w := range q.waiters.All() {
-			waiting = append(waiting, turn{w, round, max(q.ticket, q.current().top().lastServed)})
+			waiting = append(waiting, suspended{w, round, max(q.ticket, q.current().top().lastServed)})
 			round++
 		}
 	}
 	for _, e := range waiting {
 		a.dequeue(e.waiter, now)
 	}
-	slices.SortFunc(waiting, func(x, y turn) int {
-		return cmp.Or(cmp.Compare(priorityOf(y.turn), priorityOf(x.turn)), cmp.Compare(x.round, y.round), cmp.Compare(x.turn, y.turn))
-	})
-	for _, e := range waiting {
-		list = append(list, e.waiter)
-	}
-	return list
+	slices.SortFunc(waiting, compareTurns)
+	return waiting
 }

@@ -95,7 +95,7 @@ func TestReload_UpdatesGatesLazily(t *testing.T) {
 		r.must(fmt.Sprintf("10.0.0.%d", i))
 	}
 	p := policy(t, r.shaper, limit(2, 10))
-	r.admission.swap(p, func() { r.shaper.Swap(p, r.now) }, r.now)
+	swapPolicy(p, func() { r.shaper.Swap(p, r.now) }, r.now, r.admission)
 	for _, gt := range r.admission.byKey {
 		if gt.policy == p {
 			t.Fatal("a reload that changes a limit visits gates")

@@ -39,7 +39,7 @@ func (r *admissionRig) swap(limits ...shaper.Limit) { r.swapClasses(nil, limits.
 
 func (r *admissionRig) swapClasses(classes []shaper.TrafficClass, limits ...shaper.Limit) {
 	p := policyOf(r.t, r.shaper, classes, limits...)
-	r.admission.swap(p, func() { r.shaper.Swap(p, r.now) }, r.now)
+	swapPolicy(p, func() { r.shaper.Swap(p, r.now) }, r.now, r.admission)
 	for v := range r.in {
 		v.retake(&v.flow, p.Route(&v.flow), r.now)
 	}

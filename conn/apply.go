@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
@@ -18,12 +19,17 @@ type change struct {
 	*Proxy
 	policy    *shaper.Policy
 	listeners map[string]*listener
+	ordered   []*listener // as configured
 	configs   map[*listener]*listenerConfig
 	bindings  map[shaper.Endpoint]binding
 	listens   map[shaper.Endpoint]*shaper.Listener
 
 	ports  map[shaper.Endpoint]port // once open
 	opened []port                   // new ones
+
+	started []*worker // new ones
+	merges  []merge
+	ended   []*loop // of the workers that were merged into others
 }
 
 // Apply puts listens and policy into effect. If it returns an error, nothing has changed. After
@@ -48,6 +54,9 @@ func (p *Proxy) Apply(ctx context.Context, listens []shaper.Listener, policy *sh
 	if err == nil {
 		err = c.open()
 	}
+	if err == nil {
+		err = c.assign()
+	}
 	if err == nil && commit != nil {
 		err = commit()
 	}
@@ -56,7 +65,11 @@ func (p *Proxy) Apply(ctx context.Context, listens []shaper.Listener, policy *sh
 		return err
 	}
 	p.resolver.resolve(ctx, c.configs)
-	p.loop.call(c.swap)
+	p.stopAll(c.swap)
+	for _, l := range c.ended {
+		l.stop()
+		addProcessors(-1)
+	}
 	c.follow()
 	c.retire()
 	return nil
@@ -79,6 +92,7 @@ func (p *Proxy) plan(listens []shaper.Listener, policy *shaper.Policy) (*change,
 			ln = p.newListener(listen.Name)
 		}
 		c.listeners[listen.Name], c.configs[ln] = ln, &listenerConfig{Listener: *listen}
+		c.ordered = append(c.ordered, ln)
 		for _, a := range listen.Addresses {
 			for _, e := range a.Endpoints() {
 				c.bindings[e], c.listens[e] = binding{ln, !a.Single()}, listen
@@ -128,6 +142,9 @@ func (c *change) undo() {
 	for _, l := range c.opened {
 		l.close()
 	}
+	for _, w := range c.started {
+		c.removeWorker(w)
+	}
 }
 
 // swap puts c into effect for new connections and for state that connections share. Its cost depends
@@ -139,6 +156,11 @@ func (c *change) undo() {
 // queues. The first two, where they are needed, happen for all connections at one instant.
 func (c *change) swap(now leaky.Time) {
 	p := c.Proxy
+	for _, m := range c.merges {
+		c.ended = append(c.ended, m.from.loop)
+		m.run(now)
+		p.workers = slices.DeleteFunc(p.workers, func(w *worker) bool { return w == m.from })
+	}
 	for ln, config := range c.configs {
 		ln.config.Store(config)
 		was := ln.allShutOff()
@@ -163,7 +185,7 @@ func (c *change) swap(now leaky.Time) {
 		if c.listeners[name] != ln {
 			ln.removed, moved = true, true
 			ln.stopProbes()
-			p.loop.pacer.Cancel(&ln.hold.timer)
+			ln.proxy.loop.pacer.Cancel(&ln.hold.timer)
 			ln.hold = hold{}
 		}
 	}
@@ -174,22 +196,31 @@ func (c *change) swap(now leaky.Time) {
 	}
 	p.listeners = c.listeners
 	if moved {
-		p.sessions.each(func(s *session) { s.rebind(now) })
-		p.flowList.each(func(f *udpFlow) { f.rebind(now) })
-		p.pendingFlows.each(func(w *pendingFlow) { w.rebind(now) })
+		for _, w := range p.workers {
+			w.sessions.each(func(s *session) { s.rebind(now) })
+			w.flowList.each(func(f *udpFlow) { f.rebind(now) })
+			w.pendingFlows.each(func(f *pendingFlow) { f.rebind(now) })
+		}
 	}
 	alike := !moved && p.shaper.Policy().CountsSameKeys(c.policy)
-	p.admission.swap(c.policy, func() { p.shaper.Swap(c.policy, now) }, now)
-	p.loop.quotas.load()
-	p.loop.sharing.reload(now)
-	if !alike {
-		p.sessions.each(func(s *session) { s.updateSlots(now) })
-		p.flowList.each(func(f *udpFlow) { f.updateSlots(now) })
+	var admissions []*admission
+	for _, w := range p.workers {
+		admissions = append(admissions, w.admission)
 	}
-	p.admission.run(now) // waiters try the gates, which now count all connections
+	swapPolicy(c.policy, func() { p.shaper.Swap(c.policy, now) }, now, admissions...)
+	p.home.loop.quotas.load()
+	p.home.loop.sharing.reload(now)
+	for _, w := range p.workers {
+		if !alike {
+			w.sessions.each(func(s *session) { s.updateSlots(now) })
+			w.flowList.each(func(f *udpFlow) { f.updateSlots(now) })
+		}
+		w.admission.run(now) // waiters try the gates, which now count all connections
+	}
 	for ln := range c.configs {
 		ln.wakeWaiters(now)
 	}
+	p.divideMemory(now)
 }
 
 // followSlice is how long the loop updates connections before other work has its turn.
@@ -198,11 +229,13 @@ const followSlice = leaky.Second / 2000
 // follow updates connections to the current policy, in batches.
 func (c *change) follow() {
 	p := c.Proxy
-	inBatches(p.loop, &p.sessions, func(s *session, now leaky.Time) { s.applyPolicy(c.policy, now); p.admission.run(now) })
-	inBatches(p.loop, &p.flowList, func(f *udpFlow, now leaky.Time) { f.applyPolicy(c.policy, now); p.admission.run(now) })
+	for _, w := range p.workers {
+		inBatches(w.loop, &w.sessions, func(s *session, now leaky.Time) { s.applyPolicy(c.policy, now); w.admission.run(now) })
+		inBatches(w.loop, &w.flowList, func(f *udpFlow, now leaky.Time) { f.applyPolicy(c.policy, now); w.admission.run(now) })
+	}
 	for more := true; more; {
-		p.loop.call(func(now leaky.Time) {
-			for end := now + followSlice; more && now < end; now = p.loop.clock.Now() {
+		p.home.loop.call(func(now leaky.Time) {
+			for end := now + followSlice; more && now < end; now = p.clock.Now() {
 				more = p.shaper.Migrate()
 			}
 		})

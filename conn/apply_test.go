@@ -174,8 +174,8 @@ func TestApply_ConnectionsStayLimited(t *testing.T) {
 				c.Close()
 			}
 			testutil.WaitFor(t, "the end", func() bool { return a.proxy.openConns.Load() == 0 })
-			a.proxy.loop.call(func(leaky.Time) {
-				if l, g := len(a.proxy.loop.scheduler.byKey), len(a.proxy.admission.byKey); l > 0 || g > 0 {
+			a.proxy.home.loop.call(func(leaky.Time) {
+				if l, g := len(a.proxy.home.loop.scheduler.byKey), len(a.proxy.home.admission.byKey); l > 0 || g > 0 {
 					t.Errorf("%d queues and %d gates are left", l, g)
 				}
 			})
@@ -230,8 +230,8 @@ func TestApply_KeepsQueuedDatagrams(t *testing.T) {
 	if took := time.Since(begun); took < (n-6)*20*time.Millisecond {
 		t.Errorf("they took %v, want 20 ms for each", took)
 	}
-	a.proxy.loop.call(func(leaky.Time) {
-		if n := len(a.proxy.flowList.all); n != 1 || len(a.proxy.flows) != 1 {
+	a.proxy.home.loop.call(func(leaky.Time) {
+		if n := len(a.proxy.home.flowList.all); n != 1 || len(a.proxy.home.flows) != 1 {
 			t.Errorf("%d flows, want the one", n)
 		}
 	})
@@ -274,7 +274,7 @@ func TestApply_RefusesWaitersOfRemovedListener(t *testing.T) {
 // Connections are updated in batches, with other work in between.
 func TestApply_UpdatesConnectionsInBatches(t *testing.T) {
 	a := newApplyRig(t, shaper.TCP, "127.0.0.1:9")
-	l := a.proxy.loop
+	l := a.proxy.home.loop
 	var r registry[*session]
 	l.call(func(leaky.Time) {
 		for i := range 100 {
@@ -336,7 +336,7 @@ func TestApply_MovedConnectionReleasesDownstream(t *testing.T) {
 	waits := dial(t, first.Endpoints()[0].Addr.String())
 	testutil.WaitFor(t, "a connection that waits", func() bool {
 		n := 0
-		r.proxy.loop.call(func(leaky.Time) { n = r.proxy.listeners["l"].poolQuota.waiting })
+		r.proxy.home.loop.call(func(leaky.Time) { n = r.proxy.listeners["l"].poolQuota.waiting })
 		return n == 1
 	})
 	echoed(moved)

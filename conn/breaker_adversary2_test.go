@@ -263,9 +263,9 @@ func TestBreaker_Chaos(t *testing.T) {
 			r.proxy.Hold("l", 100*time.Millisecond, rand.IntN(2) == 0)
 		}
 		for range 10 {
-			r.proxy.loop.call(func(leaky.Time) {
+			r.proxy.home.loop.call(func(leaky.Time) {
 				tries := map[*downstream]int{}
-				for _, s := range r.proxy.sessions.all {
+				for _, s := range r.proxy.home.sessions.all {
 					if s.attempt.trying {
 						if s.downstream == nil {
 							t.Error("trying nothing")

@@ -38,7 +38,7 @@ func serveFunc(t *testing.T, f func(n int32, c *net.TCPConn)) (addr string, came
 // breakerOf is breaker of the downstream at addr.
 func (r *proxyRig) breakerOf(addr string) (b breaker) {
 	to := netip.MustParseAddrPort(addr)
-	r.proxy.loop.call(func(leaky.Time) {
+	r.proxy.home.loop.call(func(leaky.Time) {
 		for _, d := range r.proxy.listeners["l"].downstreams {
 			if d.Port == to.Port() {
 				b = d.breaker

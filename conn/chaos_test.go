@@ -221,29 +221,29 @@ func TestApplyAtRandom(t *testing.T) {
 	deadline := time.Now().Add(testTimeout)
 	for {
 		left := ""
-		p.loop.call(func(now leaky.Time) {
-			if n := len(p.sessions.all); n > 0 {
+		p.home.loop.call(func(now leaky.Time) {
+			if n := len(p.home.sessions.all); n > 0 {
 				left += fmt.Sprint(n, " sessions;")
-				for _, s := range p.sessions.all {
+				for _, s := range p.home.sessions.all {
 					left += fmt.Sprintf(" stage %d waits %v;", s.stage, s.queue != nil)
 				}
 			}
-			if n := len(p.flows) + len(p.flowList.all) + len(p.flowList.byID) + len(p.sessions.byID); n > 0 {
+			if n := len(p.home.flows) + len(p.home.flowList.all) + len(p.home.flowList.byID) + len(p.home.sessions.byID); n > 0 {
 				left += fmt.Sprint(n, " flows;")
 			}
-			if n := len(p.loop.scheduler.byKey); n > 0 {
+			if n := len(p.home.loop.scheduler.byKey); n > 0 {
 				left += fmt.Sprint(n, " queues;")
 			}
-			if n := p.loop.memory.used; n != 0 {
+			if n := p.home.loop.memory.used; n != 0 {
 				left += fmt.Sprint(n, " queued bytes;")
 			}
-			if n := len(p.admission.byKey); n > 0 {
+			if n := len(p.home.admission.byKey); n > 0 {
 				left += fmt.Sprint(n, " gates;")
 			}
-			if n := p.loop.headroom.sockets; n != 1 {
+			if n := p.home.loop.headroom.sockets.Load(); n != 1 {
 				left += fmt.Sprint(n, " sockets watched;")
 			}
-			if n := p.loop.pipes.InUse(); n != 0 {
+			if n := p.home.loop.pipes.InUse(); n != 0 {
 				left += fmt.Sprint(n, " pipes;")
 			}
 		})

@@ -36,7 +36,7 @@ func TestReserve_Inspect(t *testing.T) {
 	if low.queue == nil || low.queue.reservedAt == 0 {
 		t.Fatal("there was no reservation")
 	}
-	p := &Proxy{shaper: r.shaper, admission: r.admission, loop: &loop{scheduler: newScheduler(r.admission.sharing), sharing: r.admission.sharing}}
+	p := &worker{Proxy: &Proxy{shaper: r.shaper}, admission: r.admission, loop: &loop{scheduler: newScheduler(r.admission.sharing), sharing: r.admission.sharing}}
 	reserved := 0
 	for _, gt := range r.admission.byKey {
 		i := r.admission.policy.IndexOf(gt.state)
@@ -161,13 +161,13 @@ func TestClasses_FlowAfterAnswer(t *testing.T) {
 			}
 		}
 	}
-	r.proxy.loop.call(func(leaky.Time) {
-		for _, f := range r.proxy.flows {
+	r.proxy.home.loop.call(func(leaky.Time) {
+		for _, f := range r.proxy.home.flows {
 			if name := f.slots.precedence.name(); name != "voip" {
 				t.Errorf("the slot of an answered flow is of class %q", name)
 			}
 		}
-		for _, gt := range r.proxy.admission.byKey {
+		for _, gt := range r.proxy.home.admission.byKey {
 			voip := r.shaper.Policy().ClassState(0)
 			if gt.owed(voip) {
 				t.Errorf("5 of 10 slots are of voip, and it is owed 2 more")
@@ -177,9 +177,9 @@ func TestClasses_FlowAfterAnswer(t *testing.T) {
 	limit.MaxConnections = 11
 	r.applyClasses([]shaper.TrafficClass{classOfPrefix("voip", "127.0.0.0/8", 0)}, limit)
 	testutil.WaitFor(t, "all flows to be of their class after a reload", func() (all bool) {
-		r.proxy.loop.call(func(leaky.Time) {
+		r.proxy.home.loop.call(func(leaky.Time) {
 			all = true
-			for _, f := range r.proxy.flows {
+			for _, f := range r.proxy.home.flows {
 				all = all && f.slots.precedence.name() == "voip"
 			}
 		})

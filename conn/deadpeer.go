@@ -44,7 +44,7 @@ func (e *endpoint) detectDeath() {
 }
 
 // scheduleAckCheck schedules the next check, unless one is scheduled.
-func (p *Proxy) scheduleAckCheck(now leaky.Time) {
+func (p *worker) scheduleAckCheck(now leaky.Time) {
 	if v := &p.ackMonitor; !v.timer.Scheduled() {
 		v.pos, v.timer.Fire = fromEnd, p.checkAcks
 		p.loop.pacer.ScheduleCoarse(&v.timer, now+v.timeout/ackChecks)
@@ -52,7 +52,7 @@ func (p *Proxy) scheduleAckCheck(now leaky.Time) {
 }
 
 // checkAcks ends sessions with a dead peer.
-func (p *Proxy) checkAcks(now leaky.Time) {
+func (p *worker) checkAcks(now leaky.Time) {
 	v := &p.ackMonitor
 	p.walkRelaying(&v.pos, &v.timer, p.scheduleAckCheck, now, func(s *session) {
 		for _, d := range []*direction{&s.up, &s.down} {
@@ -65,7 +65,7 @@ func (p *Proxy) checkAcks(now leaky.Time) {
 }
 
 // walkRelaying calls f for some of the sessions that relay, and schedules timer for the next ones, or the next walk.
-func (p *Proxy) walkRelaying(pos *int, timer *pacer.Event, again func(leaky.Time), now leaky.Time, f func(*session)) {
+func (p *worker) walkRelaying(pos *int, timer *pacer.Event, again func(leaky.Time), now leaky.Time, f func(*session)) {
 	for range walkBatch {
 		s, ok := p.sessions.prev(pos)
 		if !ok {

@@ -67,7 +67,7 @@ func TestAckTimeout_DeadPeer(t *testing.T) {
 			server, closed := make(chan *net.TCPConn, 1), make(chan struct{})
 			defer close(closed)
 			r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) { server <- c; <-closed }))
-			r.proxy.loop.call(func(leaky.Time) { r.proxy.ackMonitor.timeout = leaky.Second / 2 })
+			r.proxy.home.loop.call(func(leaky.Time) { r.proxy.home.ackMonitor.timeout = leaky.Second / 2 })
 			client := dial(t, r.addr())
 			client.SetReadBuffer(4096)
 			down := <-server

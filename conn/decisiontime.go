@@ -47,9 +47,23 @@ func (d *decisionTimes) time(clock func() leaky.Time, decide func()) {
 // DecisionTimes returns how long decisions on new connections and UDP flows took, of one in 16 of them: how many by upper bounds, the
 // last one beyond all, and the sum. It may be called from any goroutine.
 func (p *Proxy) DecisionTimes() (bounds []time.Duration, counts []uint64, sum time.Duration) {
-	d := &p.admission.decisions
-	for i := range d.counts {
-		counts = append(counts, d.counts[i].Load())
+	counts = make([]uint64, len(decisionBounds)+1)
+	p.moving.RLock()
+	defer p.moving.RUnlock()
+	for _, w := range p.workers {
+		d := &w.admission.decisions
+		for i := range d.counts {
+			counts[i] += d.counts[i].Load()
+		}
+		sum += time.Duration(d.sum.Load())
 	}
-	return decisionBounds[:], counts, time.Duration(d.sum.Load())
+	return decisionBounds[:], counts, sum
+}
+
+// absorb adds what o has counted.
+func (d *decisionTimes) absorb(o *decisionTimes) {
+	for i := range d.counts {
+		d.counts[i].Add(o.counts[i].Load())
+	}
+	d.sum.Add(o.sum.Load())
 }

@@ -31,20 +31,20 @@ const (
 func (p *Proxy) Demands(all []shaper.Demand) []shaper.Demand {
 	p.demandMu.Lock()
 	defer p.demandMu.Unlock()
-	sg, own := p.loop.sharing, len(all)
+	sg, own := p.home.loop.sharing, len(all)
 	var span leaky.Time
-	p.loop.call(func(leaky.Time) { span = sg.beginReport() })
+	p.home.loop.call(func(leaky.Time) { span = sg.beginReport() })
 	for more := true; more; {
-		p.loop.call(func(now leaky.Time) {
+		p.home.loop.call(func(now leaky.Time) {
 			all, more = sg.report(all, span, now)
-			for end := now + followSlice; p.shaper.Migrate() && now < end; now = p.loop.clock.Now() {
+			for end := now + followSlice; p.shaper.Migrate() && now < end; now = p.home.loop.clock.Now() {
 			}
 		})
 	}
 	all = all[:own+len(shaper.HeaviestDemands(all[own:]))]
-	p.loop.call(func(leaky.Time) { sg.lending.beginReport() })
+	p.home.loop.call(func(leaky.Time) { sg.lending.beginReport() })
 	for more := true; more; {
-		p.loop.call(func(now leaky.Time) { all, more = sg.lending.report(all, now) })
+		p.home.loop.call(func(now leaky.Time) { all, more = sg.lending.report(all, now) })
 	}
 	return all
 }

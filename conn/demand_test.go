@@ -157,8 +157,8 @@ func TestDemands_Heaviest(t *testing.T) {
 		shares.Given = append(shares.Given, shaper.KeyParts{Key: shaper.Key{Limit: policy.State(0).ID, Port: uint16(i)}, Parts: 1})
 	}
 	r.proxy.SetShares(shares)
-	r.proxy.loop.call(func(leaky.Time) {
-		sg := r.proxy.loop.sharing
+	r.proxy.home.loop.call(func(leaky.Time) {
+		sg := r.proxy.home.loop.sharing
 		for i, g := range shares.Given {
 			sh := sg.find(g.Key)
 			sg.use(sh, uint64(1000+i), 0)
@@ -185,8 +185,8 @@ func TestDemands_Heaviest(t *testing.T) {
 		t.Errorf("%d are reported again, want those that wait", len(again))
 	}
 	r.proxy.SetShares(shaper.Shares{Lease: steady(1), Reset: true})
-	r.proxy.loop.call(func(leaky.Time) {
-		for _, sh := range r.proxy.loop.sharing.shares {
+	r.proxy.home.loop.call(func(leaky.Time) {
+		for _, sh := range r.proxy.home.loop.sharing.shares {
 			sh.waitsSince = 0
 		}
 	})

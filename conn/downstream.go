@@ -52,8 +52,8 @@ func (d *downstream) address(port uint16, same bool) string {
 // connections; existing ones go on. It returns the number of listeners that have the
 // downstream. The state survives reloads as long as the downstream does.
 func (p *Proxy) DrainDownstream(listener, downstream string, drained bool) (found int) {
-	p.loop.call(func(now leaky.Time) {
-		for _, ln := range p.listeners {
+	p.eachWorker(func(w *worker, now leaky.Time) {
+		for ln := range w.ownListeners() {
 			for _, d := range ln.downstreams {
 				if d.Name() != downstream || listener != "" && listener != ln.name {
 					continue
@@ -78,8 +78,8 @@ func (p *Proxy) DrainDownstream(listener, downstream string, drained bool) (foun
 
 // Downstreams returns the status of all downstreams.
 func (p *Proxy) Downstreams() (all []shaper.DownstreamStatus) {
-	p.loop.call(func(now leaky.Time) {
-		for _, ln := range p.listeners {
+	p.eachWorker(func(w *worker, now leaky.Time) {
+		for ln := range w.ownListeners() {
 			for _, d := range ln.downstreams {
 				status := shaper.DownstreamStatus{
 					Listen: ln.name, Downstream: d.Name(), Up: true, Down: d.down, Drained: d.drained, InFlight: d.inFlight, MaxConnections: d.MaxConnections,

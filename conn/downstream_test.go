@@ -18,7 +18,7 @@ import (
 
 // newDownstreams returns a listener with downstreams, and no running proxy.
 func newDownstreams(config shaper.Listener, hosts ...string) *listener {
-	ln := &listener{name: "l", proxy: &Proxy{shaper: shaper.New(1), loop: &loop{pacer: pacer.New(pacer.NewClock())}, log: quietLog, stateLog: newLogLimiter(quietLog, time.Minute)}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{}}
+	ln := &listener{name: "l", proxy: &worker{Proxy: &Proxy{shaper: shaper.New(1), log: quietLog, stateLog: newLogLimiter(quietLog, time.Minute)}, loop: &loop{pacer: pacer.New(pacer.NewClock())}}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{}}
 	c := &listenerConfig{Listener: config}
 	for i, name := range hosts {
 		if len(c.Downstream) <= i {
@@ -381,8 +381,8 @@ func TestDownstreamQueue_HeadDoesNotBlock(t *testing.T) {
 	}
 	dial(t, r.addr())
 	waiting := func() (n int) {
-		r.proxy.loop.call(func(leaky.Time) {
-			for _, s := range r.proxy.sessions.all {
+		r.proxy.home.loop.call(func(leaky.Time) {
+			for _, s := range r.proxy.home.sessions.all {
 				if s.queue != nil && len(s.failedDownstreams) == 1 {
 					n++
 				}
@@ -453,7 +453,7 @@ func TestDownstream_MaxConnections(t *testing.T) {
 	if n := r.shaper.Listener("l").Ended[shaper.NotConnected].Load(); n != 1 {
 		t.Errorf("%d were not connected, want 1", n)
 	}
-	r.proxy.loop.call(func(leaky.Time) {
+	r.proxy.home.loop.call(func(leaky.Time) {
 		ln := r.proxy.listeners["l"]
 		if len(ln.pools) != 0 {
 			t.Error("the queue is not empty")

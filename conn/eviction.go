@@ -34,7 +34,7 @@ func (ev *evictions) frees(lru *flowLRU) bool {
 }
 
 // evict closes the flows of p.evictions. What is admitted meanwhile has a list of its own.
-func (p *Proxy) evict(counts *shaper.ListenerState, now leaky.Time) {
+func (p *worker) evict(counts *shaper.ListenerState, now leaky.Time) {
 	list := p.evictions
 	p.evictions = nil
 	for _, f := range list {

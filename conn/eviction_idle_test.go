@@ -139,7 +139,7 @@ func TestEvictedFlowClosesOnce(t *testing.T) {
 	dialFrom(t, "127.0.6.1", r.addr()) // waits for the slot of the first flow
 	state := r.shaper.Policy().State(r.shaper.Policy().Find("a"))
 	testutil.WaitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
-	r.proxy.loop.call(func(leaky.Time) {
+	r.proxy.home.loop.call(func(leaky.Time) {
 		for _, d := range r.proxy.listeners["l"].downstreams {
 			unreachable := netip.MustParseAddr("127.255.255.255") // a broadcast: connect(2) fails at once
 			d.host.address.Store(&unreachable)

@@ -74,8 +74,8 @@ func getsReply(t testing.TB, source, to string) bool {
 // flowsOf returns the IDs of the flows of a source.
 func (r *proxyRig) flowsOf(source string) map[uint64]bool {
 	flows := map[uint64]bool{}
-	r.proxy.loop.call(func(leaky.Time) {
-		for _, f := range r.proxy.flows {
+	r.proxy.home.loop.call(func(leaky.Time) {
+		for _, f := range r.proxy.home.flows {
 			if f.flow.Source == netip.MustParseAddr(source) {
 				flows[f.flow.Connection] = true
 			}
@@ -249,8 +249,8 @@ func TestForgedSourcesDoNotFillTable(t *testing.T) {
 			testutil.WaitFor(t, "a full table", func() bool { return counts.Flows.Load() == 64 })
 			testutil.WaitFor(t, "all replies", func() bool { // each protects its flow for a while
 				unanswered := 0
-				r.proxy.loop.call(func(leaky.Time) {
-					r.proxy.flowList.each(func(f *udpFlow) {
+				r.proxy.home.loop.call(func(leaky.Time) {
+					r.proxy.home.flowList.each(func(f *udpFlow) {
 						if f.unanswered {
 							unanswered++
 						}
@@ -370,8 +370,8 @@ func TestDatagramsOfClosedFlowsAreCounted(t *testing.T) {
 			}
 			testutil.WaitFor(t, "a queue", func() bool {
 				queued := 0
-				r.proxy.loop.call(func(leaky.Time) {
-					for _, q := range r.proxy.loop.scheduler.byKey {
+				r.proxy.home.loop.call(func(leaky.Time) {
+					for _, q := range r.proxy.home.loop.scheduler.byKey {
 						queued += int(q.queuedPackets)
 					}
 				})

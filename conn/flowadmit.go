@@ -233,12 +233,8 @@ func (f *udpFlow) open(now leaky.Time) {
 
 // FlowQuota returns the number of UDP flows that a source has at a listener, the maximum, and
 // whether it may have another one.
-func (p *Proxy) FlowQuota(listener string, source netip.Addr) (quota shaper.FlowQuota) {
-	p.loop.call(func(now leaky.Time) {
-		ln := p.listeners[listener]
-		if ln == nil {
-			return
-		}
+func (p *Proxy) FlowQuota(name string, source netip.Addr) (quota shaper.FlowQuota) {
+	p.atListener(name, func(ln *listener, now leaky.Time) {
 		src := ln.sources[sourceKey(source)]
 		if src == nil {
 			src = &udpSource{}

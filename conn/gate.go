@@ -76,7 +76,7 @@ func (a *admission) gateFor(i int, l *shaper.Limit, key shaper.Key) *gate {
 			pacing: pacing{key: key, whole: shape, shape: shape},
 			id:     a.lastGateID, state: state, policy: a.policy, quota: a.quotaFor(state), limit: a.policy.LimitFor(i, &key),
 		}
-		a.byKey[key] = gt
+		a.own(gt)
 		a.setCap(gt)
 		if l.Shared {
 			a.sharing.checkOut(&gt.pacing, nil, gt, a.clock())
@@ -85,10 +85,15 @@ func (a *admission) gateFor(i int, l *shaper.Limit, key shaper.Key) *gate {
 		}
 		gt.history = a.shaper.CheckOutHistory(a.policy, i, key, &gt.bucket, gt.shape, a.clock())
 		a.followQuota(gt, i, a.clock())
-		gt.timer.Fire = func(now leaky.Time) { a.dispatch([]*gate{gt}, now); a.run(now) }
 	}
 	a.refresh(gt)
 	return gt
+}
+
+// own adds gt to those of a.
+func (a *admission) own(gt *gate) {
+	a.byKey[gt.key] = gt
+	gt.timer.Fire = func(now leaky.Time) { a.dispatch([]*gate{gt}, now); a.run(now) }
 }
 
 // refresh updates gt to the current policy. Nothing has passed it since that became current, so the

@@ -131,8 +131,8 @@ func (ln *listener) goDown(now leaky.Time) {
 // recallLater makes the sessions that are being connected, and for which wanted holds in the next round, wait again: the
 // kernel repeats their SYNs, and all would come at once when the server is back.
 func (ln *listener) recallLater(wanted func(*session) bool) {
-	l := ln.proxy.loop
-	l.runLater(func(now leaky.Time) {
+	ln.proxy.loop.runLater(func(now leaky.Time) {
+		l := ln.proxy.loop
 		ln.proxy.sessions.each(func(s *session) {
 			if s.listener != ln || s.stage != stageDialing || s.server.fd < 0 || !wanted(s) {
 				return
@@ -190,8 +190,8 @@ func (d *downstream) recover(now leaky.Time) {
 
 // gateWaiters makes connections that wait for a limit pass a pool as well, in which ln is held.
 func (ln *listener) gateWaiters() {
-	if a := ln.proxy.admission; !ln.mayHold() && len(a.queues) > 0 {
-		ln.proxy.loop.runLater(func(now leaky.Time) { a.requeue(now) })
+	if !ln.mayHold() && len(ln.proxy.admission.queues) > 0 {
+		ln.proxy.loop.runLater(func(now leaky.Time) { ln.proxy.admission.requeue(now) })
 	}
 }
 
@@ -280,19 +280,15 @@ func (ln *listener) waiting() (n int) {
 // existing ones go on. With endIdle, those in which neither side owes an answer and nothing has moved for a second are
 // closed. With d = 0 it resumes the listener. It returns how many connections were closed, and false if there is
 // no such listener.
-func (p *Proxy) Hold(listener string, d time.Duration, endIdle bool) (ended int, ok bool) {
-	p.loop.call(func(now leaky.Time) {
-		ln := p.listeners[listener]
-		if ok = ln != nil; !ok {
-			return
-		}
+func (p *Proxy) Hold(name string, d time.Duration, endIdle bool) (ended int, ok bool) {
+	ok = p.atListener(name, func(ln *listener, now leaky.Time) {
 		if d == 0 {
 			ln.resume(now)
 			return
 		}
 		ln.holdFor(d, now)
 		if endIdle {
-			p.admission.requeue(now) // what this frees lets nobody in
+			ln.proxy.admission.requeue(now) // what this frees lets nobody in
 			ended = ln.endIdle(now)
 		}
 	})
@@ -320,8 +316,8 @@ func (s *session) betweenTurns() bool {
 
 // Listeners returns the status of all listeners.
 func (p *Proxy) Listeners() (all []shaper.ListenerStatus) {
-	p.loop.call(func(now leaky.Time) {
-		for _, ln := range p.listeners {
+	p.eachWorker(func(w *worker, now leaky.Time) {
+		for ln := range w.ownListeners() {
 			all = append(all, ln.status(now))
 		}
 	})

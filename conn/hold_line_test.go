@@ -285,7 +285,7 @@ func TestHold_TrialsLeave(t *testing.T) {
 	var was *session
 	for time.Since(began) < 3*time.Second {
 		var at netip.AddrPort
-		r.proxy.loop.call(func(leaky.Time) {
+		r.proxy.home.loop.call(func(leaky.Time) {
 			if s := r.proxy.listeners["l"].hold.trial; s != nil && s != was {
 				was, at = s, s.clientAddr
 			}

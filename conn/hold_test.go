@@ -368,7 +368,7 @@ func TestSlowStart_Ramp(t *testing.T) {
 	}
 	testutil.WaitFor(t, "the ramp to end", func() bool { return r.status().Rate == 0 })
 	var left leaky.Time
-	r.proxy.loop.call(func(leaky.Time) { left = r.proxy.listeners["l"].hold.ramp.interval })
+	r.proxy.home.loop.call(func(leaky.Time) { left = r.proxy.listeners["l"].hold.ramp.interval })
 	if left != 0 {
 		t.Error("a ramp is left")
 	}

@@ -2,6 +2,7 @@ package conn
 
 import (
 	"cmp"
+	"slices"
 
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
@@ -17,17 +18,27 @@ func (p *Proxy) Connections(f func(*shaper.ConnectionStatus)) {
 	p.listMu.Lock()
 	defer p.listMu.Unlock()
 	p.lastListing++
-	inspect(p.loop, &p.sessions, p.lastListing, (*session).inspect, f)
-	inspect(p.loop, &p.flowList, p.lastListing, (*udpFlow).inspect, f)
-	inspect(p.loop, &p.pendingFlows, p.lastListing, (*pendingFlow).inspect, f)
+	for merged := true; merged; { // what a merge has moved may not have been listed
+		p.moving.RLock()
+		workers := slices.Clone(p.workers)
+		p.moving.RUnlock()
+		for _, w := range workers {
+			inspect(w, &w.sessions, p.lastListing, (*session).inspect, f)
+			inspect(w, &w.flowList, p.lastListing, (*udpFlow).inspect, f)
+			inspect(w, &w.pendingFlows, p.lastListing, (*pendingFlow).inspect, f)
+		}
+		p.moving.RLock()
+		merged = slices.ContainsFunc(workers, func(w *worker) bool { return !slices.Contains(p.workers, w) })
+		p.moving.RUnlock()
+	}
 }
 
-func inspect[T registered](l *loop, r *registry[T], listing uint64, inspect1 func(T, *shaper.ConnectionStatus, leaky.Time) bool, f func(*shaper.ConnectionStatus)) {
+func inspect[T registered](w *worker, r *registry[T], listing uint64, inspect1 func(T, *shaper.ConnectionStatus, leaky.Time) bool, f func(*shaper.ConnectionStatus)) {
 	var buffer [inspectBatch]shaper.ConnectionStatus
 	at := fromEnd
 	for n := len(buffer); n == len(buffer); {
 		n = 0
-		l.call(func(now leaky.Time) {
+		w.call(func(now leaky.Time) {
 			for n < len(buffer) {
 				x, ok := r.prev(&at)
 				if !ok {
@@ -135,20 +146,30 @@ func setThrottledBy(c *shaper.ConnectionStatus, now leaky.Time, units ...*unit) 
 // Buckets returns the state of the buckets of keys under limit i of the current policy.
 func (p *Proxy) Buckets(i int, keys ...shaper.Key) []shaper.BucketState {
 	all := make([]shaper.BucketState, len(keys))
-	p.loop.call(func(now leaky.Time) {
+	p.eachWorker(func(w *worker, now leaky.Time) {
 		policy := p.shaper.Policy()
 		if i >= policy.Len() {
 			return
 		}
-		p.loop.sharing.follow(now)
+		w.loop.sharing.follow(now)
 		for n, k := range keys {
-			all[n] = p.bucket(policy, i, k, now)
+			if w == p.home || w.uses(k) {
+				all[n] = w.bucket(policy, i, k, now)
+			}
 		}
 	})
 	return all
 }
 
-func (p *Proxy) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Time) (b shaper.BucketState) {
+// uses reports whether w has the queue or the gate of a bucket.
+func (w *worker) uses(k shaper.Key) bool {
+	_, queued := w.loop.scheduler.byKey[k]
+	k.Limit++
+	_, gated := w.admission.byKey[k]
+	return queued || gated
+}
+
+func (p *worker) bucket(policy *shaper.Policy, i int, k shaper.Key, now leaky.Time) (b shaper.BucketState) {
 	bucket, share := p.shaper.Peek(k, now)
 	if q := p.loop.scheduler.byKey[k]; q != nil {
 		p.loop.scheduler.refresh(q, now)

@@ -169,8 +169,8 @@ func TestConformance(t *testing.T) {
 		t.Fatalf("%d violations: excess up to %d, %d allowed", n, conformance.MaxExcess.Load(), conformance.MaxAllowed.Load())
 	}
 	testutil.WaitFor(t, "a violation was seen", func() bool {
-		r.proxy.loop.call(func(leaky.Time) {
-			for _, q := range r.proxy.loop.scheduler.byKey {
+		r.proxy.home.loop.call(func(leaky.Time) {
+			for _, q := range r.proxy.home.loop.scheduler.byKey {
 				q.bucket = leaky.Bucket{}
 			}
 		})

@@ -20,8 +20,8 @@ var perServer = shaper.Limit{Name: "per-server", Key: shaper.KeyDownstream, Dire
 // queueKeys returns the keys of the queues in use, as text.
 func (r *proxyRig) queueKeys() (keys []string) {
 	p := r.shaper.Policy()
-	r.proxy.loop.call(func(leaky.Time) {
-		for key := range r.proxy.loop.scheduler.byKey {
+	r.proxy.home.loop.call(func(leaky.Time) {
+		for key := range r.proxy.home.loop.scheduler.byKey {
 			keys = append(keys, p.DescribeKey(0, key))
 		}
 	})

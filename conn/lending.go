@@ -355,8 +355,8 @@ func (ld *lending) close(now leaky.Time) {
 
 // SharesSlots reports whether connections or UDP flows are in flight that count for a shared limit.
 func (p *Proxy) SharesSlots() (used bool) {
-	p.loop.call(func(leaky.Time) {
-		for _, gt := range p.admission.byKey {
+	p.home.loop.call(func(leaky.Time) {
+		for _, gt := range p.home.admission.byKey {
 			used = used || gt.lent != nil && gt.inFlight > 0
 		}
 	})

@@ -79,7 +79,7 @@ func removeListener(t *testing.T, at, before int) {
 			now := time.Now()
 			l := &lender{rig: newAdmissionRig(s, s.limit), start: now, rnd: s.rnd}
 			p := listenerPolicy(t, l.rig.shaper, s.limit, "web", "api")
-			l.rig.admission.swap(p, func() { l.rig.shaper.Swap(p, l.rig.now) }, l.rig.now)
+			swapPolicy(p, func() { l.rig.shaper.Swap(p, l.rig.now) }, l.rig.now, l.rig.admission)
 			l.rig.admission.sharing.reload(l.rig.now)
 			ctx, cancel := context.WithCancel(context.Background())
 			l.member = member.Start(ctx, member.Options{
@@ -117,7 +117,7 @@ func removeListener(t *testing.T, at, before int) {
 		a.do(func() {
 			r := a.rig
 			p := listenerPolicy(t, r.shaper, s.limit, "api")
-			r.admission.swap(p, func() { r.shaper.Swap(p, r.now) }, r.now)
+			swapPolicy(p, func() { r.shaper.Swap(p, r.now) }, r.now, r.admission)
 			r.admission.sharing.reload(r.now)
 			for v := range r.in { // as session.updateSlots of a removed listener
 				v.flow.Origin = p.ListenerIndex(v.listen)

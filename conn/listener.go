@@ -25,7 +25,7 @@ type listener struct {
 	flows   flowLRU                   // all
 	sources map[netip.Addr]*udpSource // by sourceKey
 
-	proxy       *Proxy
+	proxy       *worker // on whose loop it runs
 	downstreams []*downstream
 	candidates  []*downstream      // of pick, reused
 	readmission pacer.Event        // scheduled for when an ejected downstream gets connections again
@@ -56,7 +56,7 @@ type port interface {
 
 func (p *Proxy) newListener(name string) *listener {
 	return &listener{
-		name: name, counts: p.shaper.Listener(name), proxy: p,
+		name: name, counts: p.shaper.Listener(name),
 		sources: map[netip.Addr]*udpSource{}, pools: map[poolKey]*gate{}, poolState: &shaper.LimitState{Name: poolName},
 	}
 }

@@ -63,6 +63,7 @@ type loop struct {
 // one of the same number, of which an event may still be pending.
 type registration struct {
 	watcher    watcher
+	events     uint32
 	generation int32
 }
 
@@ -81,15 +82,16 @@ const (
 // scratchSize is the most that is copied from one TCP socket to the other at once.
 const scratchSize = 64 << 10
 
-func newLoop(clock *pacer.Clock, s *shaper.Shaper) (*loop, error) {
+func newLoop(clock *pacer.Clock, s *shaper.Shaper, h *headroom) (*loop, error) {
 	l := &loop{
-		clock:   clock,
-		pacer:   pacer.New(clock),
-		scratch: make([]byte, scratchSize),
-		batch:   sock.NewBatch(),
-		pipes:   sock.PipePool{Max: maxPipes, Size: maxGrant},
-		memory:  memory{max: maxQueuedBytes, holders: map[netip.Addr]*holder{}},
-		done:    make(chan struct{}),
+		clock:    clock,
+		pacer:    pacer.New(clock),
+		scratch:  make([]byte, scratchSize),
+		batch:    sock.NewBatch(),
+		pipes:    sock.PipePool{Size: maxGrant, Open: &h.pipes, Max: maxPipes},
+		memory:   memory{holders: map[netip.Addr]*holder{}},
+		headroom: h,
+		done:     make(chan struct{}),
 	}
 	l.sharing = newSharing(s, &l.pacer.Wheel, clock.Now, clock.Boot)
 	l.scheduler = l.sharing.scheduler
@@ -101,7 +103,6 @@ func newLoop(clock *pacer.Clock, s *shaper.Shaper) (*loop, error) {
 		unix.Close(l.epoll)
 		return nil, fmt.Errorf("create eventfd: %w", err)
 	}
-	l.headroom = newHeadroom()
 	err = l.watch(l.wakeFD, unix.EPOLLIN, wakeup{l})
 	if err == nil {
 		if _, errno := l.epollWait(true); errno != 0 && errno != unix.EINTR {
@@ -109,7 +110,7 @@ func newLoop(clock *pacer.Clock, s *shaper.Shaper) (*loop, error) {
 		}
 	}
 	if err != nil {
-		l.headroom.close()
+		l.unwatch(l.wakeFD)
 		unix.Close(l.epoll)
 		unix.Close(l.wakeFD)
 		return nil, err
@@ -120,12 +121,13 @@ func newLoop(clock *pacer.Clock, s *shaper.Shaper) (*loop, error) {
 // run runs the loop until stop is called. It closes the loop's own descriptors.
 func (l *loop) run() {
 	l.pacer.Run(l.round)
+	wakeFD := l.wakeFD
+	l.clearWatch(wakeFD)
 	l.mu.Lock()
-	unix.Close(l.wakeFD)
+	unix.Close(wakeFD)
 	l.wakeFD = -1
 	l.mu.Unlock()
 	unix.Close(l.epoll)
-	l.headroom.close()
 	l.pipes.Close()
 	close(l.done)
 }
@@ -166,20 +168,22 @@ func (l *loop) watch(fd int, events uint32, w watcher) error {
 		l.registrations = append(l.registrations, registration{})
 	}
 	at := &l.registrations[fd]
-	at.watcher = w
+	at.watcher, at.events = w, events
 	at.generation++
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: at.generation}
 	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 		at.watcher = nil
 		return fmt.Errorf("watch socket: %w", err)
 	}
-	l.headroom.sockets++
+	l.headroom.sockets.Add(1)
 	return nil
 }
 
 // setEvents changes the events of a watched descriptor.
 func (l *loop) setEvents(fd int, events uint32) {
-	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: l.registrations[fd].generation}
+	at := &l.registrations[fd]
+	at.events = events
+	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: at.generation}
 	_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_MOD, fd, &ev)
 }
 
@@ -198,7 +202,7 @@ func (l *loop) unwatch(fd int) {
 func (l *loop) clearWatch(fd int) {
 	if fd < len(l.registrations) && l.registrations[fd].watcher != nil {
 		l.registrations[fd].watcher = nil
-		l.headroom.sockets--
+		l.headroom.sockets.Add(-1)
 	}
 }
 

@@ -89,8 +89,7 @@ const counterBits = 56
 
 // nextTicket issues a ticket: later than all others of a priority, and earlier than all of lower ones.
 func (a *admission) nextTicket(priority int) uint64 {
-	a.lastTicket++
-	return uint64(shaper.MaxPriority-priority)<<counterBits | a.lastTicket
+	return uint64(shaper.MaxPriority-priority)<<counterBits | a.lastTicket.Add(1)
 }
 
 // lastTicket is later than all that nextTicket issues for a priority.

@@ -3,14 +3,16 @@
 package conn
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"unsafe"
 
 	"shaperd.dev/shaperd/conn/internal/fairq"
 	"shaperd.dev/shaperd/leaky"
 )
 
-// memory is the memory of queued datagrams. Those that do not wait need none. When it is used up, the
+// memory is the memory of queued datagrams of one worker. Those that do not wait need none. When it is used up, the
 // source that uses the most loses its newest datagram, across all limits and listeners. Unverified
 // flows count as one source, as in queues.
 //
@@ -43,7 +45,7 @@ func (byMemory) Index(h *holder) *int   { return &h.heapIndex }
 var bufferSizes = [...]int{256, 640, 2048, 9216, 18432, 36864, 65536}
 
 const (
-	// maxQueuedBytes bounds the memory of queued datagrams: buffers and records.
+	// maxQueuedBytes bounds the memory of queued datagrams of all workers: buffers and records.
 	maxQueuedBytes = 128 << 20
 
 	spareBytes     = 4 << 20
@@ -87,6 +89,12 @@ func (l *loop) store(dg *datagram, now leaky.Time) {
 	dg.data = b[:copy(b, dg.data)]
 	m.used += dg.size()
 	m.charge(dg)
+	l.evictExcess(now)
+}
+
+// evictExcess makes the sources that use the most lose datagrams, as long as too much memory is in use.
+func (l *loop) evictExcess(now leaky.Time) {
+	m := &l.memory
 	for m.used > m.max {
 		newest := m.largest[0].newestQueued()
 		if newest == nil {
@@ -94,6 +102,36 @@ func (l *loop) store(dg *datagram, now leaky.Time) {
 		}
 		l.scheduler.evict(&newest.unit, now)
 	}
+}
+
+// divideMemory divides the memory for datagrams evenly among the workers, so that none takes that of another.
+func (p *Proxy) divideMemory(now leaky.Time) {
+	for _, w := range p.workers {
+		w.loop.memory.max, w.maxPending = maxQueuedBytes/len(p.workers), maxAllPendingBytes/len(p.workers)
+		w.loop.evictExcess(now)
+	}
+}
+
+// absorb takes over the datagrams of o, in the order of arrival.
+func (m *memory) absorb(o *memory) {
+	m.used += o.used
+	for source, from := range o.holders {
+		into := m.holders[source]
+		if into == nil {
+			m.holders[source] = from
+			m.largest.Push(from)
+			continue
+		}
+		all := slices.AppendSeq(slices.Collect(into.datagrams.All()), from.datagrams.All())
+		slices.SortStableFunc(all, func(a, b *datagram) int { return cmp.Compare(a.arrived, b.arrived) })
+		into.datagrams, into.used = fairq.List[datagram]{}, into.used+from.used
+		for _, dg := range all {
+			dg.holder, dg.holderLink = into, fairq.Link[datagram]{}
+			into.datagrams.Push(&dg.holderLink, dg)
+		}
+		m.largest.Fix(into)
+	}
+	*o = memory{}
 }
 
 // newestQueued returns the newest datagram of h that is not just moving to other queues, or nil.

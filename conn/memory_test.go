@@ -37,7 +37,7 @@ func TestMemory_LargestSourceLosesDatagrams(t *testing.T) {
 			if err := r.proxy.Apply(t.Context(), []shaper.Listener{r.listen, idle, slow}, limits, nil); err != nil {
 				t.Fatal(err)
 			}
-			r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.memory.max = 1 << 20 })
+			r.proxy.home.loop.call(func(leaky.Time) { r.proxy.home.loop.memory.max = 1 << 20 })
 			patient := udpFrom(t, "127.9.0.2", slow.Endpoints()[0].Addr.String())
 			for range 10 {
 				patient.Write([]byte{'p'})
@@ -72,8 +72,8 @@ func TestMemory_LargestSourceLosesDatagrams(t *testing.T) {
 				t.Errorf("%d of 200 datagrams got a reply; refused for lack of memory: %d there, %d of the source with 10 queued, %d of the flood",
 					answered, full("idle"), full("slow"), full("hogs"))
 			}
-			r.proxy.loop.call(func(leaky.Time) {
-				if m := &r.proxy.loop.memory; m.used > m.max {
+			r.proxy.home.loop.call(func(leaky.Time) {
+				if m := &r.proxy.home.loop.memory; m.used > m.max {
 					t.Errorf("%d bytes are in use, of %d", m.used, m.max)
 				}
 			})
@@ -108,8 +108,8 @@ func TestMemory_Accounting(t *testing.T) {
 	clients[0].Write(make([]byte, 60000)) // leaves, and no other does for ten minutes
 	testutil.WaitFor(t, "the first", func() bool { return r.shaper.Listener("l").ToDownstream.Load() == 60000 })
 	check := func() (used int) {
-		r.proxy.loop.call(func(leaky.Time) {
-			m := &r.proxy.loop.memory
+		r.proxy.home.loop.call(func(leaky.Time) {
+			m := &r.proxy.home.loop.memory
 			used = m.used
 			sum, n := 0, 0
 			for _, h := range m.holders {
@@ -155,7 +155,7 @@ func TestMemory_FullWhileChangingQueues(t *testing.T) {
 	r := start(t, shaper.UDP, serveUDP(t).LocalAddr().String(), limit)
 	r.listen.UDPIdleTimeout = time.Minute
 	r.apply(limit)
-	memory := &r.proxy.loop.memory
+	memory := &r.proxy.home.loop.memory
 	for i := range 2 {
 		c := udpFrom(t, fmt.Sprintf("127.0.8.%d", i+1), r.addr())
 		for range 20 >> i {
@@ -163,13 +163,13 @@ func TestMemory_FullWhileChangingQueues(t *testing.T) {
 		}
 	}
 	held := func() (n int) {
-		r.proxy.loop.call(func(leaky.Time) { n = memory.used })
+		r.proxy.home.loop.call(func(leaky.Time) { n = memory.used })
 		return n
 	}
 	testutil.WaitFor(t, "queued datagrams", func() bool { return held() >= 29*1000 })
-	r.proxy.loop.call(func(now leaky.Time) {
+	r.proxy.home.loop.call(func(now leaky.Time) {
 		var flows []*udpFlow // the one with more first
-		for _, f := range r.proxy.flows {
+		for _, f := range r.proxy.home.flows {
 			f.unanswered = false
 			memory.transfer(f)
 			flows = append(flows, f)

@@ -10,7 +10,7 @@ import (
 
 // observe charges a datagram, or bytes of a stream if packets is 0, to the limits of set, which only
 // observe. It ranks the key under each limit by what would have happened.
-func (p *Proxy) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, packets uint64, now leaky.Time) {
+func (p *worker) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, packets uint64, now leaky.Time) {
 	policy := p.shaper.Policy()
 	var would shaper.Decision
 	if shared := set & policy.Shared(); shared != 0 {
@@ -39,7 +39,7 @@ func (p *Proxy) observe(f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, p
 }
 
 // decide charges limits that hosts do not share.
-func (p *Proxy) decide(policy *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, packets uint64, now leaky.Time) shaper.Decision {
+func (p *worker) decide(policy *shaper.Policy, f *shaper.Flow, r shaper.Route, set shaper.Set, bytes, packets uint64, now leaky.Time) shaper.Decision {
 	if packets == 0 {
 		return p.shaper.Observe(policy, f, r, set, bytes, now)
 	}
@@ -48,7 +48,7 @@ func (p *Proxy) decide(policy *shaper.Policy, f *shaper.Flow, r shaper.Route, se
 
 // observeShared is decide for a set of which hosts share some. Their buckets are in queues without
 // units, as long as they are used or hot.
-func (p *Proxy) observeShared(policy *shaper.Policy, f *shaper.Flow, r shaper.Route, set, shared shaper.Set, bytes, packets uint64, now leaky.Time) shaper.Decision {
+func (p *worker) observeShared(policy *shaper.Policy, f *shaper.Flow, r shaper.Route, set, shared shaper.Set, bytes, packets uint64, now leaky.Time) shaper.Decision {
 	sg := p.loop.sharing
 	sg.follow(sg.clock())
 	var queues [shaper.MaxLimits]*queue

@@ -17,7 +17,7 @@ func TestObserve_SharedLimit(t *testing.T) {
 	shared := plain
 	shared.Name, shared.Shared, shared.Rate, shared.Burst = "shared", true, 8e6, 12_000
 	r := newRig(t, plain, shared)
-	p, policy := &Proxy{shaper: r.shaper, loop: &loop{sharing: r.scheduler.sharing}}, r.policy
+	p, policy := &worker{Proxy: &Proxy{shaper: r.shaper}, loop: &loop{sharing: r.scheduler.sharing}}, r.policy
 	f := flowFrom("10.0.0.1", 1)
 	f.Protocol = shaper.UDP
 	key := policy.Key(policy.Find("shared"), f, policy.Route(f))

@@ -1,8 +1,9 @@
-// Owner: the loop's thread, except for what is atomic.
+// Owner: any thread; what is not atomic does not change.
 
 package conn
 
 import (
+	"context"
 	"math"
 	"os"
 	"path/filepath"
@@ -19,12 +20,13 @@ import (
 // headroom is how many descriptors and how much memory the process may still use. When they are low,
 // existing connections continue, and new ones wait or are shed.
 type headroom struct {
-	maxFDs   int // limit of the process
-	otherFDs int // other than the loop's sockets and pipes
-	sockets  int // watched by the loop
+	maxFDs   int          // limit of the process
+	otherFDs int          // other than the sockets and pipes of the loops
+	sockets  atomic.Int64 // watched by the loops
+	pipes    atomic.Int64 // of the loops, of two descriptors each
 
 	memoryPercent atomic.Int32 // in use, of the limit of its cgroup
-	stop          chan struct{}
+	close         func()       // ends the watch of memory
 }
 
 const (
@@ -43,7 +45,8 @@ const (
 )
 
 func newHeadroom() *headroom {
-	h := &headroom{maxFDs: math.MaxInt32, stop: make(chan struct{})}
+	ctx, stop := context.WithCancel(context.Background())
+	h := &headroom{maxFDs: math.MaxInt32, close: stop}
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil && limit.Cur < math.MaxInt32 {
 		h.maxFDs = int(limit.Cur)
@@ -52,28 +55,24 @@ func newHeadroom() *headroom {
 		h.otherFDs = len(used)
 	}
 	if folder := memoryCgroup(); folder != "" {
-		go h.watchMemory(folder)
+		go h.watchMemory(ctx, folder)
 	}
 	return h
 }
 
-func (h *headroom) close() { close(h.stop) }
-
 // overloaded reports whether more than percent of the descriptors or the memory is in use.
 func (l *loop) overloaded(percent int) bool {
 	h := l.headroom
-	used := h.otherFDs + h.sockets + l.pipes.Descriptors()
+	used := h.descriptors()
 	return used*100 >= h.maxFDs*percent || int(h.memoryPercent.Load()) >= percent
 }
 
 // Descriptors returns how many descriptors are in use, and how many the process may have.
 func (p *Proxy) Descriptors() (used, most int) {
-	p.loop.call(func(leaky.Time) {
-		h := p.loop.headroom
-		used, most = h.otherFDs+h.sockets+p.loop.pipes.Descriptors(), h.maxFDs
-	})
-	return used, most
+	return p.headroom.descriptors(), p.headroom.maxFDs
 }
+
+func (h *headroom) descriptors() int { return h.otherFDs + int(h.sockets.Load()+2*h.pipes.Load()) }
 
 // memoryCgroup returns the directory of the nearest cgroup with a memory limit, or "".
 func memoryCgroup() string {
@@ -106,7 +105,7 @@ func readNumber(folder, name string) int64 {
 
 // watchMemory monitors the memory usage of a cgroup. Memory that the kernel can reclaim at once, such
 // as page cache, is not counted.
-func (h *headroom) watchMemory(folder string) {
+func (h *headroom) watchMemory(ctx context.Context, folder string) {
 	tick := time.NewTicker(memoryInterval)
 	defer tick.Stop()
 	for {
@@ -117,7 +116,7 @@ func (h *headroom) watchMemory(folder string) {
 		h.memoryPercent.Store(int32(percent))
 		select {
 		case <-tick.C:
-		case <-h.stop:
+		case <-ctx.Done():
 			return
 		}
 	}

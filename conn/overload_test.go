@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -17,9 +18,9 @@ import (
 
 // leave makes the loop believe that n descriptors are left.
 func (r *proxyRig) leave(n int) {
-	r.proxy.loop.call(func(leaky.Time) {
-		l := r.proxy.loop
-		l.headroom.maxFDs = l.headroom.otherFDs + l.headroom.sockets + l.pipes.Descriptors() + n
+	r.proxy.home.loop.call(func(leaky.Time) {
+		l := r.proxy.home.loop
+		l.headroom.maxFDs = l.headroom.descriptors() + n
 	})
 }
 
@@ -61,8 +62,8 @@ func TestAcceptedConnectionsAreShed(t *testing.T) {
 	state := r.shaper.Policy().State(0)
 	testutil.WaitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
 	r.leave(-5)
-	r.proxy.loop.call(func(now leaky.Time) {
-		r.proxy.sessions.each(func(s *session) {
+	r.proxy.home.loop.call(func(now leaky.Time) {
+		r.proxy.home.sessions.each(func(s *session) {
 			if s.stage == stageRelaying {
 				s.abort(shaper.ResetByClient, now)
 			}
@@ -90,7 +91,7 @@ func TestSocketsAreCounted(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String())
 	count := func() (n int) {
-		r.proxy.loop.call(func(leaky.Time) { n = r.proxy.loop.headroom.sockets })
+		r.proxy.home.loop.call(func(leaky.Time) { n = int(r.proxy.headroom.sockets.Load()) })
 		return n
 	}
 	before := count()
@@ -126,13 +127,14 @@ func TestMemoryCgroup(t *testing.T) {
 	write("memory.max", "1000000\n")
 	write("memory.stat", "anon 5\ninactive_file 100000\n")
 	write("memory.current", "600000\n")
-	h := &headroom{stop: make(chan struct{})}
+	h := &headroom{}
+	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { h.watchMemory(folder); close(done) }()
+	go func() { h.watchMemory(ctx, folder); close(done) }()
 	testutil.WaitFor(t, "50 %", func() bool { return h.memoryPercent.Load() == 50 })
 	write("memory.current", "1060000\n")
 	testutil.WaitFor(t, "96 %", func() bool { return h.memoryPercent.Load() == 96 })
 	write("memory.max", "max\n")
-	h.close()
+	stop()
 	<-done
 }

@@ -66,8 +66,7 @@ func (sc *scheduler) queueFor(p *shaper.Policy, i int, key shaper.Key, now leaky
 		if p.Limit(i).HasUnitQuota() {
 			q.budget = sc.quotas.open(p, i, key, now)
 		}
-		q.timer.Fire = func(now leaky.Time) { sc.markRunnable(q); sc.run(now) }
-		sc.byKey[key] = q
+		sc.own(q)
 		sc.refresh(q, now)
 		if l := p.Limit(i); q.budget != nil && l.QuotaSlow > 0 && q.budget.Left() == 0 { // the bucket is as a slow queue has left it
 			slow := l.SlowShape(q.whole)
@@ -77,6 +76,12 @@ func (sc *scheduler) queueFor(p *shaper.Policy, i int, key shaper.Key, now leaky
 	}
 	sc.refresh(q, now)
 	return q
+}
+
+// own adds q to those of sc.
+func (sc *scheduler) own(q *queue) {
+	sc.byKey[q.key] = q
+	q.timer.Fire = func(now leaky.Time) { sc.markRunnable(q); sc.run(now) }
 }
 
 // dropUnused removes q if no flow needs it, and it is not held.

@@ -201,8 +201,8 @@ func (p *Proxy) Penalties() (all []shaper.PenaltyStatus) {
 	policy := p.shaper.Policy()
 	for i := range policy.Penalties().All {
 		all = slices.Grow(all, penalty.MaxSources)
-		p.loop.call(func(now leaky.Time) {
-			for _, y := range p.admission.penalties {
+		p.home.loop.call(func(now leaky.Time) {
+			for _, y := range p.home.admission.penalties {
 				if y.state == policy.State(i) {
 					y.book.Advance(y.Penalty, now.Duration())
 					y.book.Each(func(s *penalty.Source) { all = append(all, y.status(s, now)) })
@@ -221,12 +221,12 @@ func (y *sourcePenalty) status(s *penalty.Source, now leaky.Time) shaper.Penalty
 }
 
 // PenaltyChanges returns a number that changes when Penalties does, other than with time.
-func (p *Proxy) PenaltyChanges() uint64 { return p.admission.penaltyChanges.Load() }
+func (p *Proxy) PenaltyChanges() uint64 { return p.home.admission.penaltyChanges.Load() }
 
 // RestorePenalties restores what Penalties returned with the next Apply, for the limits that have a penalty then. It
 // ignores sources of a length that a limit does not have.
 func (p *Proxy) RestorePenalties(all []shaper.PenaltyStatus) {
-	p.loop.call(func(leaky.Time) { p.admission.restored = all })
+	p.home.loop.call(func(leaky.Time) { p.home.admission.restored = all })
 }
 
 // restore restores the sources of all that are of y.
@@ -243,12 +243,12 @@ func (y *sourcePenalty) restore(all []shaper.PenaltyStatus, now time.Duration) {
 // EndPenalty forgets what a limit has refused of a source, and ends its block if there is one; of all limits if limit is
 // "". It reports whether the source was blocked, or is remembered.
 func (p *Proxy) EndPenalty(limit string, source netip.Prefix) (found bool) {
-	p.loop.call(func(now leaky.Time) {
-		for _, y := range p.admission.penalties {
+	p.home.loop.call(func(now leaky.Time) {
+		for _, y := range p.home.admission.penalties {
 			if of := y.prefixOf(source.Addr()); (limit == "" || y.limit.Name == limit) && (source.IsSingleIP() || source == of) {
 				y.book.Advance(y.Penalty, now.Duration())
 				found = y.book.Forget(of) || found
-				p.admission.followPenalty(y, now)
+				p.home.admission.followPenalty(y, now)
 			}
 		}
 	})
@@ -278,8 +278,8 @@ func (p *Proxy) PenaltyCount(limit string, source netip.Addr) (refusals uint64, 
 
 // withPenalty calls f with the penalty of a limit on the loop's thread, unless that excepts source.
 func (p *Proxy) withPenalty(limit string, source netip.Addr, f func(y *sourcePenalty, now leaky.Time)) {
-	p.loop.call(func(now leaky.Time) {
-		a := p.admission
+	p.home.loop.call(func(now leaky.Time) {
+		a := p.home.admission
 		for _, y := range a.penalties {
 			if y.limit.Name == limit && a.policy.Penalizes(source)>>y.index&1 != 0 {
 				f(y, now)

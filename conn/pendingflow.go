@@ -47,7 +47,7 @@ func (f *udpFlow) waitForAdmission(m sock.Message, now leaky.Time) {
 
 // buffer stores datagrams of m as space allows, and returns the number of the others.
 func (w *pendingFlow) buffer(m sock.Message) (lost int) {
-	p, maxBytes := w.udp.proxy, maxAllPendingBytes
+	p, maxBytes := w.udp.proxy, w.udp.proxy.maxPending
 	if w.unverified {
 		maxBytes /= 2
 	}

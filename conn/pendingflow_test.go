@@ -112,8 +112,8 @@ func TestPendingFlow_BuffersFirstDatagrams(t *testing.T) {
 	if !r.proxy.Kill(ids[third.LocalAddr().String()]) || state.Waiting.Load() != 1 {
 		t.Error("a waiting flow cannot be killed")
 	}
-	r.proxy.loop.call(func(now leaky.Time) {
-		for _, f := range r.proxy.flows {
+	r.proxy.home.loop.call(func(now leaky.Time) {
+		for _, f := range r.proxy.home.flows {
 			f.close(now)
 		}
 	})
@@ -122,9 +122,9 @@ func TestPendingFlow_BuffersFirstDatagrams(t *testing.T) {
 			t.Errorf("datagram %d is %q", i, got)
 		}
 	}
-	r.proxy.loop.call(func(leaky.Time) {
-		if r.proxy.pendingBytes != 0 || len(r.proxy.pendingByKey) != 0 || len(r.proxy.pendingFlows.all) != 0 {
-			t.Errorf("%d bytes of %d pending flows are left", r.proxy.pendingBytes, len(r.proxy.pendingByKey))
+	r.proxy.home.loop.call(func(leaky.Time) {
+		if r.proxy.home.pendingBytes != 0 || len(r.proxy.home.pendingByKey) != 0 || len(r.proxy.home.pendingFlows.all) != 0 {
+			t.Errorf("%d bytes of %d pending flows are left", r.proxy.home.pendingBytes, len(r.proxy.home.pendingByKey))
 		}
 	})
 }
@@ -147,8 +147,8 @@ func TestShutdown_AdmitsPendingFlows(t *testing.T) {
 		t.Fatal("Shutdown does not wait for a pending flow")
 	case <-time.After(100 * time.Millisecond):
 	}
-	r.proxy.loop.call(func(now leaky.Time) {
-		for _, f := range r.proxy.flows {
+	r.proxy.home.loop.call(func(now leaky.Time) {
+		for _, f := range r.proxy.home.flows {
 			f.close(now)
 		}
 	})
@@ -236,11 +236,11 @@ func TestEvictedFlowMakesRoomForOne(t *testing.T) {
 	ask("127.0.7.2")
 	testutil.WaitFor(t, "another flow", func() bool { return counts.Flows.Load() == 2 })
 	aged := func() (old bool) { // without a lookup of flows that can be evicted
-		r.proxy.loop.call(func(now leaky.Time) {
-			for _, gt := range r.proxy.admission.byKey {
-				r.proxy.loop.pacer.Cancel(&gt.relief)
+		r.proxy.home.loop.call(func(now leaky.Time) {
+			for _, gt := range r.proxy.home.admission.byKey {
+				r.proxy.home.loop.pacer.Cancel(&gt.relief)
 			}
-			for _, f := range r.proxy.flows {
+			for _, f := range r.proxy.home.flows {
 				f.lastActive = now
 				if old = now > unansweredGrace; old && f.flow.Source == netip.MustParseAddr("127.0.7.1") {
 					f.lastActive = now - unansweredGrace
@@ -253,11 +253,11 @@ func TestEvictedFlowMakesRoomForOne(t *testing.T) {
 	ask("127.0.7.3")
 	testutil.WaitFor(t, "no waiter", func() bool { return state.Waiting.Load() == 0 })
 	testutil.WaitFor(t, "the third", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 4 })
-	r.proxy.loop.call(func(leaky.Time) {
-		if n := len(r.proxy.flows); n != 2 {
+	r.proxy.home.loop.call(func(leaky.Time) {
+		if n := len(r.proxy.home.flows); n != 2 {
 			t.Errorf("%d flows, want at most 2", n)
 		}
-		for _, f := range r.proxy.flows {
+		for _, f := range r.proxy.home.flows {
 			if f.listener.sources[sourceKey(f.flow.Source)] != f.source {
 				t.Errorf("a flow of %v is not counted", f.flow.Source)
 			}

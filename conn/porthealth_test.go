@@ -86,7 +86,7 @@ func TestPortRange_ClosedPortEjectsNoOther(t *testing.T) {
 	ask()
 	before := r.flowsOf("127.0.0.5")
 	ejected := func() (at []uint16) {
-		p.loop.call(func(now leaky.Time) {
+		p.home.loop.call(func(now leaky.Time) {
 			for _, d := range p.listeners["l"].downstreams {
 				for port := range d.ports {
 					if !d.available(port, now) {
@@ -119,7 +119,7 @@ func TestPortRange_ClosedPortEjectsNoOther(t *testing.T) {
 		if n := len(r.flowsOf("127.0.0.66")); round == 0 && n > 2 {
 			t.Errorf("%d flows remain at the closed port", n)
 		}
-		p.loop.call(func(leaky.Time) { // as if the ejection had ended
+		p.home.loop.call(func(leaky.Time) { // as if the ejection had ended
 			for _, d := range p.listeners["l"].downstreams {
 				for _, o := range d.ports {
 					o.ejectedUntil = 0
@@ -151,11 +151,11 @@ func TestUDPFlow_LeavesEjectedDownstream(t *testing.T) {
 	}
 	c := udpFrom(t, "127.0.0.1", r.addr())
 	testutil.WaitFor(t, "a flow to the closed port", func() bool {
-		r.proxy.loop.call(eject) // a reply of the other one has ended that
+		r.proxy.home.loop.call(eject) // a reply of the other one has ended that
 		c.Write([]byte("x"))
 		there := false
-		r.proxy.loop.call(func(now leaky.Time) {
-			for _, f := range r.proxy.flows {
+		r.proxy.home.loop.call(func(now leaky.Time) {
+			for _, f := range r.proxy.home.flows {
 				there = f.downstreamPort == closed
 				if !there {
 					f.close(now)
@@ -164,7 +164,7 @@ func TestUDPFlow_LeavesEjectedDownstream(t *testing.T) {
 		})
 		return there
 	})
-	r.proxy.loop.call(func(now leaky.Time) { r.proxy.listeners["l"].downstreams[1].recordSuccess(served, now) })
+	r.proxy.home.loop.call(func(now leaky.Time) { r.proxy.listeners["l"].downstreams[1].recordSuccess(served, now) })
 	testutil.WaitFor(t, "a reply", func() bool {
 		c.Write([]byte("x"))
 		c.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
@@ -204,7 +204,7 @@ func TestPortRange_WaiterDoesNotBlockOtherPorts(t *testing.T) {
 	}
 	r.apply()
 	fill := func(n int) {
-		r.proxy.loop.call(func(now leaky.Time) {
+		r.proxy.home.loop.call(func(now leaky.Time) {
 			all := r.proxy.listeners["l"].downstreams
 			all[0].ports = map[uint16]*portHealth{closed: {failures: 1, ejectedUntil: now + 3600*leaky.Second}}
 			all[1].inFlight += n
@@ -213,7 +213,7 @@ func TestPortRange_WaiterDoesNotBlockOtherPorts(t *testing.T) {
 	fill(1)
 	waiter := dial(t, fmt.Sprintf("127.7.2.1:%d", closed))
 	testutil.WaitFor(t, "a waiter", func() (waits bool) {
-		r.proxy.loop.call(func(leaky.Time) { waits = r.proxy.listeners["l"].hasWaiters() })
+		r.proxy.home.loop.call(func(leaky.Time) { waits = r.proxy.listeners["l"].hasWaiters() })
 		return waits
 	})
 	at := r.listen.Endpoints()[0].Addr.String()

@@ -3,6 +3,7 @@ package conn
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,7 +17,9 @@ import (
 type Proxy struct {
 	shaper     *shaper.Shaper
 	clock      *pacer.Clock
-	loop       *loop
+	maxLoops   int
+	home       *worker // has what many limits or hosts share: never ends
+	headroom   *headroom
 	resolver   *resolver
 	log        *slog.Logger
 	accessLog  *slog.Logger
@@ -25,16 +28,21 @@ type Proxy struct {
 	penaltyLog *logLimiter // to log
 	socketHook socketHook
 
-	rejecter  atomic.Pointer[rejecter] // nil until a limit needs it
-	nextID    atomic.Uint64
-	openConns atomic.Int64 // TCP connections, from accept to close
+	rejecter   atomic.Pointer[rejecter] // nil until a limit needs it
+	nextID     atomic.Uint64
+	lastTicket atomic.Uint64 // see admission.lastTicket
+	openConns  atomic.Int64  // TCP connections, from accept to close
 
 	mu sync.Mutex // serializes changes of listeners
 	// mu protects:
 	inherited map[shaper.Endpoint]int // sockets, by Endpoint.key
-	listeners map[string]*listener    // written on the loop's thread, which may read it without mu
 	ports     map[shaper.Endpoint]port
 	stopping  bool // no ports are opened any more
+
+	moving sync.RWMutex // held for writing while all workers stand still, by stopAll
+	// moving protects:
+	workers   []*worker            // home first
+	listeners map[string]*listener // the threads of workers may read it without the lock
 
 	listMu sync.Mutex // serializes listings of connections
 	// listMu protects:
@@ -42,21 +50,9 @@ type Proxy struct {
 
 	sharesMu sync.Mutex // serializes changes of shares
 	demandMu sync.Mutex // serializes reports of demand
-
-	// The loop's thread owns:
-	admission    *admission
-	sessions     registry[*session]
-	flows        map[flowKey]*udpFlow
-	flowList     registry[*udpFlow] // the same flows
-	pendingByKey map[flowKey]*pendingFlow
-	pendingFlows registry[*pendingFlow] // the same flows
-	pendingBytes int                    // bytes that they buffer
-	evictions    evictions              // of admit, reused
-	ackMonitor   ackMonitor
-	statsSampler statsSampler
 }
 
-// Options are what a proxy needs. All fields are required, except OnShort.
+// Options are what a proxy needs. All fields are required, except OnShort and Loops.
 type Options struct {
 	Shaper *shaper.Shaper // whose policy the proxy enforces
 	Clock  *pacer.Clock
@@ -68,28 +64,31 @@ type Options struct {
 	// OnShort is called when units have begun to wait for parts of a shared bucket, and when the last
 	// report was made they did not. It must not block: the thread that moves bytes calls it.
 	OnShort func()
+
+	// Loops is the maximum of threads that move bytes; 0 is 1. Listeners that have a bucket or a gate in common are on one.
+	Loops int
 }
 
 // New returns a proxy. It listens after the first Apply, and must be closed.
 func New(o Options) (*Proxy, error) {
-	l, err := newLoop(o.Clock, o.Shaper)
-	if err != nil {
-		return nil, err
-	}
 	p := &Proxy{
-		shaper: o.Shaper, clock: o.Clock, loop: l, log: o.Log, accessLog: o.TrafficLog,
+		shaper: o.Shaper, clock: o.Clock, maxLoops: max(o.Loops, 1), headroom: newHeadroom(), log: o.Log, accessLog: o.TrafficLog,
 		trafficLog: newLogLimiter(o.TrafficLog, time.Second),
 		stateLog:   newLogLimiter(o.Log, time.Minute),
 		penaltyLog: newLogLimiter(o.Log, time.Second),
 		inherited:  map[shaper.Endpoint]int{}, listeners: map[string]*listener{}, ports: map[shaper.Endpoint]port{},
-		flows: map[flowKey]*udpFlow{}, pendingByKey: map[flowKey]*pendingFlow{}, ackMonitor: ackMonitor{timeout: ackTimeout},
 	}
-	p.resolver = newResolver(p.trafficLog, func() { l.post(p.wakeAll) })
-	p.admission, l.sharing.onShort = l.sharing.admission, o.OnShort
-	p.admission.yieldIdle, p.admission.onPenalty = p.yieldIdle, p.logPenalty
-	l.quotas = newQuotas(l)
-	l.scheduler.quotas, p.admission.budgets = l.quotas, l.quotas
-	go l.run()
+	var err error
+	if p.home, err = p.newWorker(); err != nil {
+		p.headroom.close()
+		return nil, err
+	}
+	p.workers = []*worker{p.home}
+	p.home.loop.call(func(now leaky.Time) {
+		p.home.beHome(o.OnShort)
+		p.divideMemory(now)
+	})
+	p.resolver = newResolver(p.trafficLog, p.wakeWaiters)
 	return p, nil
 }
 
@@ -117,9 +116,11 @@ func (p *Proxy) Shutdown(ctx context.Context) int {
 		case <-ctx.Done():
 		}
 	}
-	p.loop.call(func(leaky.Time) {
+	p.eachWorker(func(w *worker, _ leaky.Time) {
 		for _, u := range udp {
-			u.pause()
+			if u.proxy == w {
+				u.pause()
+			}
 		}
 	})
 	for late := 0; late < shutdownGrace; {
@@ -141,16 +142,16 @@ const shutdownGrace = 12
 // Remaining returns the number of TCP connections, from accept to close, and the bytes of queued
 // datagrams, including those of flows that wait for admission.
 func (p *Proxy) Remaining() (connections, queued int) {
-	p.loop.call(func(leaky.Time) { queued = p.loop.memory.used + p.pendingBytes })
+	p.eachWorker(func(w *worker, _ leaky.Time) { queued += w.loop.memory.used + w.pendingBytes })
 	return int(p.openConns.Load()), queued
 }
 
 // EndAll resets the remaining TCP connections, and ends all UDP flows. After Shutdown no new ones begin.
 func (p *Proxy) EndAll() {
-	p.loop.call(func(now leaky.Time) {
-		p.pendingFlows.each(func(w *pendingFlow) { w.close(now) })
-		p.sessions.each(func(s *session) { s.abort(shaper.Stopped, now) })
-		p.flowList.each(func(f *udpFlow) { f.close(now) })
+	p.eachWorker(func(w *worker, now leaky.Time) {
+		w.pendingFlows.each(func(f *pendingFlow) { f.close(now) })
+		w.sessions.each(func(s *session) { s.abort(shaper.Stopped, now) })
+		w.flowList.each(func(f *udpFlow) { f.close(now) })
 	})
 }
 
@@ -165,57 +166,69 @@ func (p *Proxy) Close() {
 	p.ports = nil
 	p.closeInherited()
 	p.EndAll()
-	p.loop.call(func(leaky.Time) {
-		for _, ln := range p.listeners {
+	p.eachWorker(func(w *worker, _ leaky.Time) {
+		for ln := range w.ownListeners() {
 			ln.stopProbes()
 		}
-		p.loop.runLater(p.loop.sharing.close) // after the sessions have left their queues
+		w.loop.runLater(w.loop.sharing.close) // after the sessions have left their queues
 	})
 	p.closeQuotas()
-	p.loop.stop()
+	for _, w := range slices.Clone(p.workers[1:]) {
+		p.removeWorker(w)
+	}
+	p.home.loop.stop()
+	p.headroom.close()
 	if r := p.rejecter.Load(); r != nil {
 		r.icmp.Close()
 	}
 }
 
-// wakeAll serves the connections that wait for a downstream whose name was resolved.
-func (p *Proxy) wakeAll(now leaky.Time) {
-	for _, ln := range p.listeners {
-		ln.wakeWaiters(now)
+// wakeWaiters serves the connections that wait for a downstream, when a name was resolved.
+func (p *Proxy) wakeWaiters() {
+	p.moving.RLock()
+	defer p.moving.RUnlock()
+	for _, w := range p.workers {
+		w.loop.post(w.wakeAll)
 	}
 }
 
 // Kill ends a TCP connection, with a reset, or a UDP flow. It reports whether that ID exists.
 func (p *Proxy) Kill(id uint64) (found bool) {
-	p.loop.call(func(now leaky.Time) {
-		s, isSession := p.sessions.byID[id]
-		f, isFlow := p.flowList.byID[id]
-		w, isArrival := p.pendingFlows.byID[id]
-		switch found = isSession || isFlow || isArrival; {
+	p.eachWorker(func(w *worker, now leaky.Time) {
+		s, isSession := w.sessions.byID[id]
+		f, isFlow := w.flowList.byID[id]
+		pending, isArrival := w.pendingFlows.byID[id]
+		switch found = found || isSession || isFlow || isArrival; {
 		case isSession:
 			s.kill(shaper.Killed, now)
 		case isFlow:
 			f.close(now)
 		case isArrival:
-			w.close(now)
+			pending.close(now)
 		}
 	})
 	return found
 }
 
-// Alive reports whether the loop answers before ctx ends.
+// Alive reports whether all loops answer before ctx ends.
 func (p *Proxy) Alive(ctx context.Context) bool {
-	ran := make(chan struct{})
-	p.loop.post(func(leaky.Time) { close(ran) })
-	select {
-	case <-ran:
-		return true
-	case <-ctx.Done():
-		return false
+	p.moving.RLock()
+	defer p.moving.RUnlock()
+	ran := make(chan struct{}, len(p.workers))
+	for _, w := range p.workers {
+		w.loop.post(func(leaky.Time) { ran <- struct{}{} })
 	}
+	for range p.workers {
+		select {
+		case <-ran:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
 }
 
-// Answer returns how long the loop took to answer, at most the given time, or until ctx ends.
+// Answer returns how long the slowest loop took to answer, at most the given time, or until ctx ends.
 func (p *Proxy) Answer(ctx context.Context, most time.Duration) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -224,7 +237,16 @@ func (p *Proxy) Answer(ctx context.Context, most time.Duration) time.Duration {
 	return min(time.Since(begun), most)
 }
 
-// Lateness returns how late the loop's thread woke up, see [pacer.Pacer.Lateness].
-func (p *Proxy) Lateness() ([len(pacer.LatenessBounds) + 1]uint64, time.Duration) {
-	return p.loop.pacer.Lateness()
+// Lateness returns how late the threads of all loops woke up, see [pacer.Pacer.Lateness].
+func (p *Proxy) Lateness() (counts [len(pacer.LatenessBounds) + 1]uint64, sum time.Duration) {
+	p.moving.RLock()
+	defer p.moving.RUnlock()
+	for _, w := range p.workers {
+		own, late := w.loop.pacer.Lateness()
+		for i := range own {
+			counts[i] += own[i]
+		}
+		sum += late
+	}
+	return counts, sum
 }

@@ -91,17 +91,17 @@ func (r *proxyRig) settle() {
 	deadline := time.Now().Add(testTimeout)
 	for {
 		left := ""
-		r.proxy.loop.call(func(leaky.Time) {
-			if n := len(r.proxy.sessions.all); n > 0 {
+		r.proxy.home.loop.call(func(leaky.Time) {
+			if n := len(r.proxy.home.sessions.all); n > 0 {
 				left = fmt.Sprint(n, " sessions")
 			}
-			if n := len(r.proxy.flows); n > 0 {
+			if n := len(r.proxy.home.flows); n > 0 {
 				left = fmt.Sprint(n, " flows")
 			}
-			if n := len(r.proxy.loop.scheduler.byKey); n > 0 {
+			if n := len(r.proxy.home.loop.scheduler.byKey); n > 0 {
 				left = fmt.Sprint(n, " lines")
 			}
-			if n := r.proxy.loop.memory.used; n > 0 {
+			if n := r.proxy.home.loop.memory.used; n > 0 {
 				left = fmt.Sprint(n, " queued bytes")
 			}
 		})

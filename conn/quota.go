@@ -89,8 +89,8 @@ func newQuotas(l *loop) *quotas {
 // UseQuotas gives p the file of quotas, and what was in it, by the name of the budget. It is called once, before an Apply of a policy that
 // has a quota.
 func (p *Proxy) UseQuotas(store QuotaStore, saved map[string]*quota.Record) {
-	p.loop.call(func(leaky.Time) {
-		qs := p.loop.quotas
+	p.home.loop.call(func(leaky.Time) {
+		qs := p.home.loop.quotas
 		qs.store, qs.saved, qs.names = store, saved, slices.Collect(maps.Keys(saved))
 		for _, r := range saved {
 			if r.Period.Calendar == quota.NoCalendar && r.Start.After(qs.now(&r.Period)) { // the clock was set back, or is wrong after a boot
@@ -400,10 +400,10 @@ func (p *Proxy) closeQuotas() {
 	for range finishTries {
 		var records map[string]*quota.Record
 		ok := true // if the loop has ended
-		p.loop.call(func(leaky.Time) { records, ok = p.loop.quotas.finish() })
+		p.home.loop.call(func(leaky.Time) { records, ok = p.home.loop.quotas.finish() })
 		if ok {
 			if len(records) > 0 {
-				if err := p.loop.quotas.store.Write(records); err != nil {
+				if err := p.home.loop.quotas.store.Write(records); err != nil {
 					p.log.Error("writing quotas failed: what was claimed counts as used", "err", err)
 				}
 			}
@@ -425,8 +425,8 @@ const stuckAfter = 5 * leaky.Second
 
 // QuotaError returns why the file of quotas cannot be written, or nil.
 func (p *Proxy) QuotaError() (failing error) {
-	p.loop.call(func(now leaky.Time) {
-		qs := p.loop.quotas
+	p.home.loop.call(func(now leaky.Time) {
+		qs := p.home.loop.quotas
 		if failing = qs.failing; qs.writing && now > qs.writingSince+stuckAfter {
 			failing = fmt.Errorf("no answer for %v", (now - qs.writingSince).Duration().Round(time.Second))
 		}
@@ -440,9 +440,9 @@ func (p *Proxy) Quotas(f func(*shaper.QuotaStatus)) {
 	var buffer [inspectBatch]shaper.QuotaStatus
 	for at := -1; at != 0; {
 		n, ran := 0, false
-		p.loop.call(func(now leaky.Time) {
+		p.home.loop.call(func(now leaky.Time) {
 			ran = true
-			qs, policy := p.loop.quotas, p.shaper.Policy()
+			qs, policy := p.home.loop.quotas, p.shaper.Policy()
 			if at < 0 || at > len(qs.list) {
 				at = len(qs.list)
 			}
@@ -480,14 +480,14 @@ func (b *budget) status(l *shaper.Limit) shaper.QuotaStatus {
 // ResetQuota forgets what was used of the quota of a key of limit i of the current policy, in the file too, before long. It reports
 // whether anything was, and was counted apart.
 func (p *Proxy) ResetQuota(i int, k shaper.Key) (found bool) {
-	p.loop.call(func(now leaky.Time) {
+	p.home.loop.call(func(now leaky.Time) {
 		policy := p.shaper.Policy()
 		if i >= policy.Len() {
 			return
 		}
-		if b := p.loop.quotas.find(policy, i, k, now); b != nil && b.name != b.limit+othersSuffix {
+		if b := p.home.loop.quotas.find(policy, i, k, now); b != nil && b.name != b.limit+othersSuffix {
 			found = true
-			p.loop.quotas.reset(b)
+			p.home.loop.quotas.reset(b)
 		}
 	})
 	return found

@@ -33,7 +33,7 @@ func (f *heldFile) Write(records map[string]*quota.Record) error {
 func (r *quotaRig) holdFile() *heldFile {
 	f := &heldFile{memoryFile: memoryFile{records: map[string]*quota.Record{}}}
 	f.hold.Lock()
-	r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.quotas.store = f })
+	r.proxy.home.loop.call(func(leaky.Time) { r.proxy.home.loop.quotas.store = f })
 	return f
 }
 
@@ -49,8 +49,8 @@ func (r *quotaRig) status(limit string) (status shaper.QuotaStatus) {
 
 // waiting is how many connections wait at gates.
 func (r *quotaRig) waiting() (n int) {
-	r.proxy.loop.call(func(leaky.Time) {
-		for _, wq := range r.proxy.admission.quotas {
+	r.proxy.home.loop.call(func(leaky.Time) {
+		for _, wq := range r.proxy.home.admission.quotas {
 			n += wq.waiting
 		}
 	})
@@ -238,7 +238,7 @@ func TestQuota_ResetDuringWrite(t *testing.T) {
 	at.expect(t, 500_000)
 	file.hold.Lock()
 	writing := func() (writing bool) {
-		r.proxy.loop.call(func(leaky.Time) { writing = r.proxy.loop.quotas.writing })
+		r.proxy.home.loop.call(func(leaky.Time) { writing = r.proxy.home.loop.quotas.writing })
 		return writing
 	}
 	for n := int64(500_100); !writing(); n += 100 { // little by little, so that nothing waits for the next claim
@@ -313,8 +313,8 @@ func TestQuota_IdleConnectionsRemoveNothing(t *testing.T) {
 		}
 	}
 	r.settle()
-	r.proxy.loop.call(func(leaky.Time) {
-		if n := len(r.proxy.loop.quotas.removed); n > 0 {
+	r.proxy.home.loop.call(func(leaky.Time) {
+		if n := len(r.proxy.home.loop.quotas.removed); n > 0 {
 			t.Errorf("%d removals of a record that is not in the file wait", n)
 		}
 	})

@@ -48,19 +48,19 @@ func randomQuotas(rnd *rand.Rand) (limits []shaper.Limit) {
 // checkBudgets checks that r has the budgets that are in use, each once.
 func (r *quotaRig) checkBudgets() {
 	r.t.Helper()
-	r.proxy.loop.call(func(leaky.Time) {
+	r.proxy.home.loop.call(func(leaky.Time) {
 		refs := map[*budget]int{}
-		for _, q := range r.proxy.loop.scheduler.byKey {
+		for _, q := range r.proxy.home.loop.scheduler.byKey {
 			if q.budget != nil {
 				refs[q.budget]++
 			}
 		}
-		for _, gt := range r.proxy.admission.byKey {
+		for _, gt := range r.proxy.home.admission.byKey {
 			if gt.budget != nil {
 				refs[gt.budget]++
 			}
 		}
-		qs := r.proxy.loop.quotas
+		qs := r.proxy.home.loop.quotas
 		for i, b := range qs.list {
 			if b.refs != refs[b] || qs.budgets[b.name] != b || b.index != i {
 				r.t.Errorf("%s has %d references, want %d", b.name, b.refs, refs[b])
@@ -117,7 +117,7 @@ func TestQuota_Churn(t *testing.T) {
 	}
 	r.apply(shaper.Limit{Name: "rate", Rate: 1e9, MaxDelay: time.Second})
 	testutil.WaitFor(t, "all gates to be dropped", func() (dropped bool) {
-		r.proxy.loop.call(func(leaky.Time) { dropped = len(r.proxy.admission.byKey) == 0 })
+		r.proxy.home.loop.call(func(leaky.Time) { dropped = len(r.proxy.home.admission.byKey) == 0 })
 		return dropped
 	})
 	r.settle()

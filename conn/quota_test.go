@@ -74,7 +74,7 @@ func startQuotas(t *testing.T, protocol shaper.Protocol, downstream string, limi
 	t.Helper()
 	r := &quotaRig{proxyRig: start(t, protocol, downstream), file: &memoryFile{records: map[string]*quota.Record{}}}
 	r.set(time.Date(2026, 11, 28, 15, 50, 0, 0, time.UTC))
-	r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.quotas.wall = func() time.Time { return *r.wall.Load() } })
+	r.proxy.home.loop.call(func(leaky.Time) { r.proxy.home.loop.quotas.wall = func() time.Time { return *r.wall.Load() } })
 	r.proxy.UseQuotas(r.file, nil)
 	r.apply(limits...)
 	return r
@@ -390,7 +390,7 @@ func TestQuota_Restart(t *testing.T) {
 		t.Errorf("after the end the file has %d, want 300,001", n)
 	}
 	next := start(t, shaper.TCP, downstream)
-	next.proxy.loop.call(func(leaky.Time) { next.proxy.loop.quotas.wall = func() time.Time { return *r.wall.Load() } })
+	next.proxy.home.loop.call(func(leaky.Time) { next.proxy.home.loop.quotas.wall = func() time.Time { return *r.wall.Load() } })
 	next.proxy.UseQuotas(r.file, maps.Clone(r.file.records))
 	next.apply(limit)
 	_ = send("127.0.0.1", next.addr(), 5_000_000)
@@ -404,8 +404,8 @@ func TestQuota_ManyKeys(t *testing.T) {
 	r := startQuotas(t, shaper.TCP, testutil.ServeTCP(t, at.serve), shaper.Limit{
 		Name: "day", Key: shaper.KeySource, Quota: quota.Quota{Amount: 10_000, Period: aDay},
 	})
-	r.proxy.loop.call(func(now leaky.Time) {
-		qs, p := r.proxy.loop.quotas, r.shaper.Policy()
+	r.proxy.home.loop.call(func(now leaky.Time) {
+		qs, p := r.proxy.home.loop.quotas, r.shaper.Policy()
 		for i := range shaper.MaxQuotaKeys {
 			b := qs.open(p, 0, p.KeyOf(0, netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})), now)
 			b.Use(1)

@@ -43,6 +43,19 @@ func (r *registry[T]) remove(x T) {
 	delete(r.byID, x.entry().id)
 }
 
+// absorb takes over the connections of o.
+func (r *registry[T]) absorb(o *registry[T]) {
+	if r.byID == nil {
+		r.byID = map[uint64]T{}
+	}
+	for _, x := range o.all {
+		x.entry().index = len(r.all)
+		r.all = append(r.all, x)
+		r.byID[x.entry().id] = x
+	}
+	*o = registry[T]{}
+}
+
 // prev moves *at, which must be fromEnd at first, one entry back and returns the connection
 // there, or false at the beginning. Connections that exist throughout the walk are all
 // returned, some of them twice; those added during the walk are not.

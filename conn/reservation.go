@@ -57,8 +57,7 @@ func (a *admission) recordFailure(q *waitQueue, now leaky.Time) {
 	case !gw.failed:
 		gw.failed = true
 	case q.claimTicket == 0 && q.reservedAt == 0 && !slices.ContainsFunc(q.gates, func(gt *gate) bool { return gt.hasEarlier(q) }):
-		a.lastTicket++
-		q.claimTicket = a.lastTicket
+		q.claimTicket = a.lastTicket.Add(1)
 		for i, gt := range q.gates {
 			if gt.reservable() {
 				gt.reserved.claims.Push(&q.waits[i])

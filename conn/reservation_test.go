@@ -279,8 +279,7 @@ func TestReservation_KeptWhileSourceIsServed(t *testing.T) {
 
 // reserveNow makes the reservation for q that failed attempts would lead to.
 func (r *admissionRig) reserveNow(q *waitQueue) {
-	r.admission.lastTicket++
-	q.firstFailure, q.claimTicket = r.now, r.admission.lastTicket
+	q.firstFailure, q.claimTicket = r.now, r.admission.lastTicket.Add(1)
 	r.sleep(time.Millisecond)
 	for i, gt := range q.gates {
 		gt.reserved.claims.Push(&q.waits[i])

@@ -91,8 +91,8 @@ func TestReset_ClientDoesNotRead(t *testing.T) {
 			listener := r.shaper.Listener("l")
 			conn.Write(make([]byte, 4000))
 			stage := func() (stage stage) {
-				r.proxy.loop.call(func(leaky.Time) {
-					for _, s := range r.proxy.sessions.all {
+				r.proxy.home.loop.call(func(leaky.Time) {
+					for _, s := range r.proxy.home.sessions.all {
 						stage = s.stage
 					}
 				})

@@ -17,7 +17,7 @@ type session struct {
 	registryEntry
 	waiter      // with the slots, held until the session ends
 	*binding    // listener of the port
-	proxy       *Proxy
+	proxy       *worker
 	port        *tcpPort
 	pathPolicy  *shaper.Policy // of the paths
 	clientAddr  netip.AddrPort // of the client
@@ -287,6 +287,7 @@ func (s *session) stopRelaying(now leaky.Time) {
 	}
 	l.scheduler.withdraw(now, &s.up.unit, &s.down.unit)
 	l.runLater(func(now leaky.Time) {
+		l := s.proxy.loop // perhaps another one by now
 		s.reportUsage(now)
 		for _, d := range []*direction{&s.up, &s.down} {
 			s.account.merge(d.unit.path)

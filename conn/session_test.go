@@ -171,7 +171,7 @@ func TestDeferredWorkDoesNotPileUp(t *testing.T) {
 	}
 	most := 0
 	for begun := time.Now(); time.Since(begun) < 500*time.Millisecond || most == 0 && time.Since(begun) < testTimeout; {
-		r.proxy.loop.call(func(leaky.Time) { most = max(most, len(r.proxy.loop.deferred)) })
+		r.proxy.home.loop.call(func(leaky.Time) { most = max(most, len(r.proxy.home.loop.deferred)) })
 	}
 	enough.Store(true)
 	wg.Wait()
@@ -263,8 +263,8 @@ func TestThrottledSourceIsHeldBack(t *testing.T) {
 	if err == nil || n > 16<<20 {
 		t.Errorf("wrote %d bytes, err %v: it was not throttled", n, err)
 	}
-	r.proxy.loop.call(func(leaky.Time) {
-		for _, s := range r.proxy.sessions.all {
+	r.proxy.home.loop.call(func(leaky.Time) {
+		for _, s := range r.proxy.home.sessions.all {
 			if len(s.up.unwritten) > scratchSize {
 				t.Errorf("%d bytes are buffered", len(s.up.unwritten))
 			}
@@ -375,11 +375,11 @@ func TestNestedResetEndsSessionOnce(t *testing.T) {
 	c.Write(make([]byte, minGrant))
 	var s *session
 	testutil.WaitFor(t, "a direction that waits with nothing left", func() (ok bool) {
-		r.proxy.loop.call(func(now leaky.Time) {
-			if len(r.proxy.sessions.all) == 0 || server.Load() == nil {
+		r.proxy.home.loop.call(func(now leaky.Time) {
+			if len(r.proxy.home.sessions.all) == 0 || server.Load() == nil {
 				return
 			}
-			s = r.proxy.sessions.all[0]
+			s = r.proxy.home.sessions.all[0]
 			if ok = s.up.moved == minGrant && s.down.moved == minGrant && s.down.unit.queued && !s.up.unit.queued; !ok {
 				return
 			}

@@ -166,8 +166,8 @@ func TestSharedLimit_HotSource(t *testing.T) {
 	r := g.proxies[0]
 	p, policy := r.proxy, r.shaper.Policy()
 	short := make(chan struct{}, 1)
-	p.loop.call(func(leaky.Time) {
-		p.loop.sharing.onShort = func() {
+	p.home.loop.call(func(leaky.Time) {
+		p.home.loop.sharing.onShort = func() {
 			select {
 			case short <- struct{}{}:
 			default:

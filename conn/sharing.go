@@ -57,26 +57,34 @@ func newSharing(s *shaper.Shaper, w *pacer.Wheel, clock, boot func() leaky.Time)
 	return sg
 }
 
+// beHome makes w the worker that has what hosts share, and quotas.
+func (w *worker) beHome(onShort func()) {
+	l := w.loop
+	l.sharing.onShort = onShort
+	l.quotas = newQuotas(l)
+	l.scheduler.quotas, w.admission.budgets = l.quotas, l.quotas
+}
+
 // SetShares changes what p may use of shared limits. When it returns, nothing leaves and no connection is
 // admitted any more that needs more than that. Before the first call nothing is that is under a shared limit.
 func (p *Proxy) SetShares(s shaper.Shares) {
 	p.sharesMu.Lock()
 	defer p.sharesMu.Unlock()
-	sg, given, slots := p.loop.sharing, s.Given, s.Slots
+	sg, given, slots := p.home.loop.sharing, s.Given, s.Slots
 	if s.Reset { // all buckets change at one instant
 		given, slots = nil, nil
 	} else {
 		s.Given, s.Slots = nil, nil
 	}
-	p.loop.call(func(leaky.Time) { sg.set(&s) })
+	p.home.loop.call(func(leaky.Time) { sg.set(&s) })
 	for batch := range slices.Chunk(given, givenBatch) {
-		p.loop.call(func(leaky.Time) { sg.give(batch, sg.clock()) })
+		p.home.loop.call(func(leaky.Time) { sg.give(batch, sg.clock()) })
 	}
 	if len(s.Tickets) > 0 {
-		p.loop.call(func(leaky.Time) { sg.giveTickets(s.Tickets) })
+		p.home.loop.call(func(leaky.Time) { sg.giveTickets(s.Tickets) })
 	}
 	for batch := range slices.Chunk(slots, givenBatch) {
-		p.loop.call(func(now leaky.Time) {
+		p.home.loop.call(func(now leaky.Time) {
 			sg.lending.give(batch)
 			sg.admission.run(now)
 		})

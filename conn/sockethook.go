@@ -28,8 +28,8 @@ func (p *Proxy) OnSocket(hook func(fd int) error) {
 		}
 	}
 	p.mu.Unlock()
-	p.loop.call(func(leaky.Time) {
-		p.sessions.each(func(s *session) {
+	p.eachWorker(func(w *worker, _ leaky.Time) {
+		w.sessions.each(func(s *session) {
 			p.tagSocket(s.client.fd)
 			if s.server.fd >= 0 {
 				p.tagSocket(s.server.fd)

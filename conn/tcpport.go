@@ -15,7 +15,7 @@ import (
 
 // tcpPort is a listening socket.
 type tcpPort struct {
-	proxy       *Proxy
+	proxy       *worker // of the listener; nil until the port is bound
 	fd          int
 	local       netip.AddrPort
 	binding     *binding
@@ -57,8 +57,8 @@ func (p *Proxy) openTCP(e shaper.Endpoint, transparent bool) (port, error) {
 		}
 		return nil, explainBind(err, "tcp://"+e.Addr.String())
 	}
-	t := &tcpPort{proxy: p, fd: fd, local: localAddr(fd)}
-	t.resumeTimer.Fire = func(leaky.Time) { p.loop.setEvents(t.fd, unix.EPOLLIN) }
+	t := &tcpPort{fd: fd, local: localAddr(fd)}
+	t.resumeTimer.Fire = func(leaky.Time) { t.proxy.loop.setEvents(t.fd, unix.EPOLLIN) }
 	return t, nil
 }
 
@@ -68,7 +68,7 @@ func (t *tcpPort) bound() *binding { return t.binding }
 
 func (t *tcpPort) bind(b binding) {
 	started := t.binding != nil
-	t.binding = &b
+	t.binding, t.proxy = &b, b.proxy
 	if started {
 		return
 	}
@@ -79,6 +79,10 @@ func (t *tcpPort) bind(b binding) {
 
 // close closes the port. Connections that it has not accepted yet are reset.
 func (t *tcpPort) close() {
+	if t.proxy == nil {
+		unix.Close(t.fd)
+		return
+	}
 	t.proxy.loop.call(func(leaky.Time) {
 		t.proxy.loop.pacer.Cancel(&t.resumeTimer)
 		t.proxy.loop.unwatch(t.fd) // systemd may have a duplicate
@@ -129,7 +133,7 @@ func (t *tcpPort) destination(fd int) netip.Addr {
 }
 
 // startSession starts the session of an accepted connection.
-func (p *Proxy) startSession(t *tcpPort, fd int, from netip.AddrPort, now leaky.Time) {
+func (p *worker) startSession(t *tcpPort, fd int, from netip.AddrPort, now leaky.Time) {
 	b := t.binding
 	b.counts.Accepted.Add(1)
 	s := &session{proxy: p, binding: b, port: t, clientAddr: from, stage: stageArrived}

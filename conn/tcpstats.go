@@ -29,7 +29,7 @@ type statsSampler struct {
 }
 
 // scheduleStats schedules the next walk, unless one is scheduled.
-func (p *Proxy) scheduleStats(now leaky.Time) {
+func (p *worker) scheduleStats(now leaky.Time) {
 	if v := &p.statsSampler; !v.timer.Scheduled() {
 		v.pos, v.timer.Fire = fromEnd, p.sampleStats
 		p.loop.pacer.ScheduleCoarse(&v.timer, now+statsInterval)
@@ -37,7 +37,7 @@ func (p *Proxy) scheduleStats(now leaky.Time) {
 }
 
 // sampleStats samples some sessions, and schedules itself for the next ones.
-func (p *Proxy) sampleStats(now leaky.Time) {
+func (p *worker) sampleStats(now leaky.Time) {
 	v := &p.statsSampler
 	p.walkRelaying(&v.pos, &v.timer, p.scheduleStats, now, func(s *session) {
 		s.server.detectDeath()

@@ -188,8 +188,8 @@ func TestMinThroughput(t *testing.T) {
 			r.apply()
 			c := dial(t, r.addr())
 			testutil.WaitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
-			r.proxy.loop.call(func(now leaky.Time) {
-				for _, s := range r.proxy.sessions.all {
+			r.proxy.home.loop.call(func(now leaky.Time) {
+				for _, s := range r.proxy.home.sessions.all {
 					s.activity.moved, s.activity.throttled = tt.moved, tt.held
 					s.armTimeouts(now + leaky.FromDuration(SlowWindow) - leaky.Second)
 					if s.stage != stageRelaying {

@@ -196,7 +196,7 @@ func TestTurns_AtGate(t *testing.T) {
 		swap := func() {
 			limit := shaper.Limit{Name: "all", MaxConnections: 1 + rnd.IntN(3), QueueTimeout: time.Hour, MaxQueue: 1000, Turns: turns}
 			p := policyByAS(t, r.shaper, table, nil, limit)
-			r.admission.swap(p, func() { r.shaper.Swap(p, r.now) }, r.now)
+			swapPolicy(p, func() { r.shaper.Swap(p, r.now) }, r.now, r.admission)
 			for v := range r.in {
 				v.retake(&v.flow, p.Route(&v.flow), r.now)
 			}

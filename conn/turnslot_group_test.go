@@ -25,7 +25,7 @@ func (r *proxyRig) join(s *lenders, name string) {
 		Names: onePool{shaper.Key{Limit: r.shaper.Policy().State(0).ID}},
 		Clock: s.clock, Now: r.proxy.clock.Boot, Log: slog.New(slog.DiscardHandler),
 	})
-	r.proxy.loop.call(func(leaky.Time) { r.proxy.admission.sharing.onShort = m.Short })
+	r.proxy.home.loop.call(func(leaky.Time) { r.proxy.home.admission.sharing.onShort = m.Short })
 	r.t.Cleanup(func() { cancel(); m.Wait() })
 }
 

@@ -344,8 +344,8 @@ func TestTurnSlot_Reload(t *testing.T) {
 	end()
 	r.freed()
 	r.apply()
-	r.proxy.loop.call(func(leaky.Time) {
-		if n := len(r.proxy.admission.byKey); n > 0 {
+	r.proxy.home.loop.call(func(leaky.Time) {
+		if n := len(r.proxy.home.admission.byKey); n > 0 {
 			t.Errorf("%d gates are left", n)
 		}
 	})

@@ -113,9 +113,9 @@ func TestUDPPort_RemovalDropsQueue(t *testing.T) {
 	testutil.WaitFor(t, "the first datagrams", func() bool { return counts.ToDownstream.Load() >= 2000 })
 	r.listen.Addresses = []shaper.Address{addressOf(shaper.UDP, netip.MustParseAddrPort(testutil.FreeAddr(t, "udp")))}
 	r.apply(limit)
-	r.proxy.loop.call(func(leaky.Time) {
+	r.proxy.home.loop.call(func(leaky.Time) {
 		seen := map[*datagram]bool{}
-		for _, dg := range r.proxy.loop.memory.datagrams {
+		for _, dg := range r.proxy.home.loop.memory.datagrams {
 			if seen[dg] {
 				t.Error("a datagram was freed twice")
 			}
@@ -184,15 +184,15 @@ func TestUDPQueue_BoundedByMemory(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{Name: "bytes", Rate: 8e3, MaxDelay: time.Hour})
 	const room = 10 * (2048 + int(unsafe.Sizeof(datagram{})))
-	r.proxy.loop.call(func(leaky.Time) { r.proxy.loop.memory.max = room })
+	r.proxy.home.loop.call(func(leaky.Time) { r.proxy.home.loop.memory.max = room })
 	c := dialUDP(t, r)
 	for range 50 {
 		c.Write(make([]byte, 1000))
 	}
 	state := r.shaper.Policy().State(0)
 	testutil.WaitFor(t, "39 refusals", func() bool { return state.Packets[shaper.Refuse][shaper.MemoryFull].Load() == 39 })
-	r.proxy.loop.call(func(leaky.Time) {
-		if n := r.proxy.loop.memory.used; n != room {
+	r.proxy.home.loop.call(func(leaky.Time) {
+		if n := r.proxy.home.loop.memory.used; n != room {
 			t.Errorf("%d bytes are in use, want %d", n, room)
 		}
 	})
@@ -307,7 +307,7 @@ func TestUDP_MaxFlowsPerSource(t *testing.T) {
 		t.Errorf("%d flows, want 5", n)
 	}
 	r.settle()
-	r.proxy.loop.call(func(leaky.Time) {
+	r.proxy.home.loop.call(func(leaky.Time) {
 		if n := len(r.proxy.listeners["l"].sources); n != 0 {
 			t.Errorf("%d sources remain", n)
 		}
@@ -376,7 +376,7 @@ func TestCapReply_JoinedDatagrams(t *testing.T) {
 	r := start(t, shaper.UDP, serveUDP(t).LocalAddr().String())
 	r.listen.Amplification = 2
 	r.apply()
-	f := &udpFlow{listener: r.proxy.listeners["l"], proxy: r.proxy, rxBytes: 500}
+	f := &udpFlow{listener: r.proxy.listeners["l"], proxy: r.proxy.home, rxBytes: 500}
 	for i, tt := range []struct {
 		bytes, size, pass int
 		suppressed        uint64
@@ -414,8 +414,8 @@ func TestUDP_RepeatedSenderGetsOwnFlowQueue(t *testing.T) {
 		Name: "all", Packets: shaper.Frequency{N: 50, Per: time.Second}, MaxDelay: time.Second, Match: shaper.Match{Protocol: shaper.UDP},
 	})
 	own := func() (all, own int) {
-		r.proxy.loop.call(func(leaky.Time) {
-			for _, f := range r.proxy.flows {
+		r.proxy.home.loop.call(func(leaky.Time) {
+			for _, f := range r.proxy.home.flows {
 				if all++; f.up.path[0].flowQueue != &f.up.path[0].lane.shared {
 					own++
 				}

@@ -28,7 +28,7 @@ type udpFlow struct {
 	registryEntry
 	account
 	key            flowKey
-	proxy          *Proxy
+	proxy          *worker
 	listener       *listener
 	source         *udpSource
 	flow           shaper.Flow

@@ -14,7 +14,7 @@ import (
 
 // udpPort is a socket that receives the datagrams of clients.
 type udpPort struct {
-	proxy   *Proxy
+	proxy   *worker // of the listener; nil until the port is bound
 	fd      int
 	local   netip.AddrPort
 	binding *binding
@@ -37,7 +37,7 @@ func (p *Proxy) openUDP(e shaper.Endpoint, transparent bool) (port, error) {
 		}
 		return nil, explainBind(err, "udp://"+e.Addr.String())
 	}
-	return &udpPort{proxy: p, fd: fd, local: localAddr(fd)}, nil
+	return &udpPort{fd: fd, local: localAddr(fd)}, nil
 }
 
 func (u *udpPort) descriptor() int { return u.fd }
@@ -47,7 +47,7 @@ func (u *udpPort) bound() *binding { return u.binding }
 func (u *udpPort) bind(b binding) {
 	b.counts.MaxFlows.Store(int64(b.config.Load().MaxFlows))
 	started := u.binding != nil
-	u.binding = &b
+	u.binding, u.proxy = &b, b.proxy
 	if started {
 		return
 	}
@@ -58,6 +58,10 @@ func (u *udpPort) bind(b binding) {
 
 // close closes the port and its flows, which cannot send replies any more.
 func (u *udpPort) close() {
+	if u.proxy == nil {
+		unix.Close(u.fd)
+		return
+	}
 	u.proxy.loop.call(func(now leaky.Time) {
 		u.proxy.pendingFlows.each(func(w *pendingFlow) {
 			if w.udp.key.port == u {

@@ -22,7 +22,7 @@ type slotUser struct {
 
 // yieldIdle ends idle connections for the sources that wait at gt, which has no free slot: the longest idle one of the
 // source that holds the most, as long as the one that waits then holds no more than that.
-func (p *Proxy) yieldIdle(gt *gate, now leaky.Time) {
+func (p *worker) yieldIdle(gt *gate, now leaky.Time) {
 	after := leaky.FromDuration(gt.limit.YieldAfter)
 	if after == 0 || gt.limit.Observe || !gt.atCap(now) || gt.reserved.queue != nil {
 		return
@@ -48,7 +48,7 @@ func (p *Proxy) yieldIdle(gt *gate, now leaky.Time) {
 }
 
 // slotUsersOf returns the sources that hold slots of gt, or wait there.
-func (p *Proxy) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser) {
+func (p *worker) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser) {
 	byKey := map[memberKey]*slotUser{}
 	of := func(key memberKey) *slotUser {
 		h := byKey[key]

@@ -80,6 +80,15 @@ func (p *Pacer) Lateness() (counts [len(LatenessBounds) + 1]uint64, sum time.Dur
 	return counts, time.Duration(p.latenessSum.Load())
 }
 
+// Absorb moves the events of o, and what it has recorded, to p. Neither may be in Run, or both stand still in their wait.
+func (p *Pacer) Absorb(o *Pacer) {
+	p.Wheel.Absorb(&o.Wheel)
+	for i := range o.lateness {
+		p.lateness[i].Add(o.lateness[i].Swap(0))
+	}
+	p.latenessSum.Add(o.latenessSum.Swap(0))
+}
+
 func (p *Pacer) recordLateness(by leaky.Time) {
 	d := by.Duration()
 	i := 0

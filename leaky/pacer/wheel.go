@@ -96,6 +96,17 @@ func (w *Wheel) Cancel(e *Event) {
 	}
 }
 
+// Absorb moves the events of o to w. Each keeps its instant. None of both may be in Advance.
+func (w *Wheel) Absorb(o *Wheel) {
+	for _, r := range []*ring{&o.fine, &o.coarse} {
+		for r.len > 0 {
+			e := r.slots[r.firstUsedSlot(0)].next
+			o.Cancel(e)
+			w.Schedule(e, e.at)
+		}
+	}
+}
+
 // Skip advances an empty wheel to now. Without it the search for the first event after a
 // long idle time goes through all the slots of that time.
 func (w *Wheel) Skip(now leaky.Time) {

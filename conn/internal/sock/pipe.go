@@ -1,6 +1,10 @@
 package sock
 
-import "golang.org/x/sys/unix"
+import (
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
 
 // Pipe holds bytes on their way between two sockets, in the kernel: they are not copied.
 type Pipe struct {
@@ -33,12 +37,13 @@ func splice(from, to, n int) (int, unix.Errno) {
 	return int(moved), 0
 }
 
-// PipePool has the empty pipes, and bounds the number of all: each takes two descriptors.
+// PipePool has the empty pipes of a thread, and bounds the number of those of all threads: each takes two descriptors.
 type PipePool struct {
-	Max   int // pipes at once
-	Size  int // bytes that each should hold
+	Open  *atomic.Int64 // pipes, of all pools
+	Max   int           // maximum of Open
+	Size  int           // bytes that each should hold
 	empty []*Pipe
-	open  int
+	inUse int
 }
 
 // Take returns an empty pipe, or nil if none is available.
@@ -46,41 +51,52 @@ func (pp *PipePool) Take() *Pipe {
 	if n := len(pp.empty); n > 0 {
 		p := pp.empty[n-1]
 		pp.empty = pp.empty[:n-1]
+		pp.inUse++
 		return p
 	}
-	if pp.open >= pp.Max {
-		return nil
-	}
 	var fds [2]int
-	if unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
+	if pp.Open.Add(1) > int64(pp.Max) || unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
+		pp.Open.Add(-1)
 		return nil
 	}
 	// On an error it keeps the default of 64 KiB.
 	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pp.Size)
-	pp.open++
+	pp.inUse++
 	return &Pipe{r: fds[0], w: fds[1]}
 }
 
 // Put returns an empty pipe to the pool.
-func (pp *PipePool) Put(p *Pipe) { pp.empty = append(pp.empty, p) }
+func (pp *PipePool) Put(p *Pipe) {
+	pp.empty = append(pp.empty, p)
+	pp.inUse--
+}
 
-// Drop closes a pipe that may hold bytes.
+// Drop closes a pipe that was taken, and may hold bytes.
 func (pp *PipePool) Drop(p *Pipe) {
+	pp.close(p)
+	pp.inUse--
+}
+
+func (pp *PipePool) close(p *Pipe) {
 	unix.Close(p.r)
 	unix.Close(p.w)
-	pp.open--
+	pp.Open.Add(-1)
+}
+
+// Absorb takes over the pipes of o, which ends.
+func (pp *PipePool) Absorb(o *PipePool) {
+	pp.empty = append(pp.empty, o.empty...)
+	pp.inUse += o.inUse
+	o.empty, o.inUse = nil, 0
 }
 
 // Close closes the empty pipes.
 func (pp *PipePool) Close() {
 	for _, p := range pp.empty {
-		pp.Drop(p)
+		pp.close(p)
 	}
 	pp.empty = nil
 }
 
-// Descriptors returns the number of descriptors of all pipes.
-func (pp *PipePool) Descriptors() int { return 2 * pp.open }
-
 // InUse returns the number of pipes that were taken.
-func (pp *PipePool) InUse() int { return pp.open - len(pp.empty) }
+func (pp *PipePool) InUse() int { return pp.inUse }
