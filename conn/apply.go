@@ -156,11 +156,6 @@ func (c *change) undo() {
 // queues. The first two, where they are needed, happen for all connections at one instant.
 func (c *change) swap(now leaky.Time) {
 	p := c.Proxy
-	for _, m := range c.merges {
-		c.ended = append(c.ended, m.from.loop)
-		m.run(now)
-		p.workers = slices.DeleteFunc(p.workers, func(w *worker) bool { return w == m.from })
-	}
 	for ln, config := range c.configs {
 		ln.config.Store(config)
 		was := ln.allShutOff()
@@ -201,6 +196,11 @@ func (c *change) swap(now leaky.Time) {
 			w.flowList.each(func(f *udpFlow) { f.rebind(now) })
 			w.pendingFlows.each(func(f *pendingFlow) { f.rebind(now) })
 		}
+	}
+	for _, m := range c.merges { // now what waits can be withdrawn no more, until it tries the gates
+		c.ended = append(c.ended, m.from.loop)
+		m.run(now)
+		p.workers = slices.DeleteFunc(p.workers, func(w *worker) bool { return w == m.from })
 	}
 	alike := !moved && p.shaper.Policy().CountsSameKeys(c.policy)
 	var admissions []*admission

@@ -23,7 +23,7 @@ type stateKey struct {
 
 const anyOrigin = math.MaxUint16
 
-// homeKey is of what belongs to the first worker: limits that hosts share, quotas, and penalties.
+// homeKey is for what belongs to the first worker: limits that hosts share, quotas, and penalties.
 var homeKey = stateKey{limit: math.MaxUint32}
 
 // add adds a subject, and returns its number.
@@ -60,13 +60,14 @@ func (as *assignment) claim(subject int, k stateKey) {
 }
 
 // claimAll records what the connections of a listener need under p. It does not matter which of them there are: of the match of a
-// limit only the listeners count, since a connection may be to a port that the listener does not have any more. name and id are
-// "" and 0 for the connections whose listener is gone.
-func (as *assignment) claimAll(subject int, p *shaper.Policy, name string, id uint16) {
+// limit only the listeners count, since a connection may be to a port that the listener does not have any more. p need not have
+// the listener.
+func (as *assignment) claimAll(subject int, p *shaper.Policy, name string) {
 	if p.Penalties() != 0 { // they block sources everywhere
 		as.claim(subject, homeKey)
 	}
-	for i := range p.AtListener(name).All {
+	limits, id := p.AtListener(name)
+	for i := range limits.All {
 		l := p.Limit(i)
 		if l.Shared || l.Quota.Amount > 0 {
 			as.claim(subject, homeKey)
@@ -95,17 +96,17 @@ func stateOf(l *shaper.Limit) (byListener, any bool) {
 	return l.Key&shaper.KeyListen != 0, true
 }
 
-// remains are what a worker keeps of listeners that are gone.
+// remains are what connections of listeners that are gone have of limits, and refused clients of theirs.
 type remains struct {
-	connections bool // of such listeners
-	keys        map[stateKey]bool
+	names map[string]bool // of the listeners
+	keys  map[stateKey]bool
 }
 
-// survey returns what w keeps of listeners that are gone, and how many connections and flows it has.
+// survey returns what remains at w, and how many connections and flows it has.
 func (w *worker) survey() (r remains, size int) {
-	r.keys = map[stateKey]bool{}
-	keep := func(gates []*gate, paths ...[]hop) {
-		r.connections = true
+	r.names, r.keys = map[string]bool{}, map[stateKey]bool{}
+	keep := func(ln *listener, gates []*gate, paths ...[]hop) {
+		r.names[ln.name] = true
 		for _, gt := range gates {
 			r.add(gt.key)
 		}
@@ -119,14 +120,14 @@ func (w *worker) survey() (r remains, size int) {
 		if size++; !s.removed {
 			return
 		}
-		keep(s.slots.held, s.up.unit.path, s.down.unit.path)
+		keep(s.listener, s.slots.held, s.up.unit.path, s.down.unit.path)
 		if s.turn != nil {
-			keep(s.turn.held)
+			keep(s.listener, s.turn.held)
 		}
 	})
 	inBatches(w.loop, &w.flowList, func(f *udpFlow, _ leaky.Time) {
 		if size++; f.listener.removed {
-			keep(f.slots.held, f.up.path, f.down.path)
+			keep(f.listener, f.slots.held, f.up.path, f.down.path)
 		}
 	})
 	w.loop.call(func(now leaky.Time) {
@@ -164,26 +165,21 @@ func (c *change) assign() error {
 			break
 		}
 		old := p.shaper.Policy()
-		var gone remains
-		listens := false
-		gone, sizes[i] = w.survey()
-		for k := range gone.keys {
+		has, size := w.survey()
+		sizes[i] = size
+		for k := range has.keys {
 			as.claim(i, k)
 		}
+		listens := false
 		for ln := range w.ownListeners() {
 			listens = true
-			as.claimAll(i, old, ln.name, ln.counts.ID)
-			if c.listeners[ln.name] == ln {
-				as.claimAll(i, c.policy, ln.name, ln.counts.ID)
-			} else {
-				gone.connections = true
-			}
+			has.names[ln.name] = true
 		}
-		if gone.connections {
-			as.claimAll(i, old, "", 0)
-			as.claimAll(i, c.policy, "", 0)
+		for name := range has.names { // the connections of one that comes again are under its limits
+			as.claimAll(i, old, name)
+			as.claimAll(i, c.policy, name)
 		}
-		if !listens && sizes[i] == 0 {
+		if !listens && size == 0 { // it ends
 			as.join(0, i)
 		}
 	}
@@ -196,7 +192,7 @@ func (c *change) assign() error {
 		}
 		fresh = append(fresh, ln)
 		numbers[ln] = as.add()
-		as.claimAll(numbers[ln], c.policy, ln.name, ln.counts.ID)
+		as.claimAll(numbers[ln], c.policy, ln.name)
 	}
 	for key, l := range p.ports { // its connections go with it
 		if to, ok := c.bindings[key]; ok {

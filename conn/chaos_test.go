@@ -23,6 +23,12 @@ var chaos = flag.Duration("chaos", 1500*time.Millisecond, "how long TestApplyAtR
 // Random configurations follow each other during traffic, resets, kills, drains and blocks over TCP
 // and UDP: nothing crashes, and no state is left at the end.
 func TestApplyAtRandom(t *testing.T) {
+	for _, loops := range []int{1, 4} {
+		t.Run(fmt.Sprint(loops), func(t *testing.T) { testApplyAtRandom(t, loops) })
+	}
+}
+
+func testApplyAtRandom(t *testing.T, loops int) {
 	rnd := testutil.Rand(t)
 	tcp1, tcp2 := testutil.ServeTCP(t, func(c *net.TCPConn) {
 		switch rand.IntN(4) {
@@ -38,7 +44,7 @@ func TestApplyAtRandom(t *testing.T) {
 	}), testutil.ServeTCP(t, testutil.Echo)
 	u1, u2 := echoUDP(t, 0), echoUDP(t, 300)
 	s, clock := shaper.New(1024), pacer.NewClock()
-	p, err := New(Options{Shaper: s, Clock: clock, Log: quietLog, TrafficLog: quietLog})
+	p, err := New(Options{Shaper: s, Clock: clock, Log: quietLog, TrafficLog: quietLog, Loops: loops})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,6 +86,9 @@ func TestApplyAtRandom(t *testing.T) {
 			}
 			listens = append(listens, lt, lu)
 		}
+		if loops > 1 && r.IntN(10) == 0 {
+			listens = listens[:r.IntN(2)]
+		}
 		var limits []shaper.Limit
 		keys := []shaper.Fields{0, shaper.KeySource, shaper.KeyPort, shaper.KeyListen, shaper.KeyConnection, shaper.KeySource | shaper.KeyPort}
 		for i := range r.IntN(6) {
@@ -110,6 +119,9 @@ func TestApplyAtRandom(t *testing.T) {
 			}
 			if r.IntN(3) == 0 {
 				l.Scheduling = shaper.ScheduleFIFO
+			}
+			if loops > 1 && len(listens) > 0 && r.IntN(16) > 0 {
+				l.Match.Listen = []string{listens[r.IntN(len(listens))].Name}
 			}
 			limits = append(limits, l)
 		}
@@ -205,10 +217,19 @@ func TestApplyAtRandom(t *testing.T) {
 	if raceEnabled {
 		dur *= 10
 	}
+	most, ended := 0, 0
 	for end := time.Now().Add(dur); time.Now().Before(end); {
+		before := len(p.workers)
 		apply(rnd)
+		most, ended = max(most, len(p.workers)), ended+max(before-len(p.workers), 0)
+		checkApart(t, p)
 		time.Sleep(time.Duration(rnd.IntN(30)) * time.Millisecond)
+		checkApart(t, p)
 	}
+	if most > loops || loops > 1 && (most < 2 || ended == 0) {
+		t.Errorf("%d workers at most, and %d may be; %d ended", most, loops, ended)
+	}
+	t.Logf("%d workers at most, %d ended", most, ended)
 	stop.Store(true)
 	wg.Wait()
 	pol, err := s.Compile(nil, nil, nil, nil, false)
@@ -221,32 +242,7 @@ func TestApplyAtRandom(t *testing.T) {
 	deadline := time.Now().Add(testTimeout)
 	for {
 		left := ""
-		p.home.loop.call(func(now leaky.Time) {
-			if n := len(p.home.sessions.all); n > 0 {
-				left += fmt.Sprint(n, " sessions;")
-				for _, s := range p.home.sessions.all {
-					left += fmt.Sprintf(" stage %d waits %v;", s.stage, s.queue != nil)
-				}
-			}
-			if n := len(p.home.flows) + len(p.home.flowList.all) + len(p.home.flowList.byID) + len(p.home.sessions.byID); n > 0 {
-				left += fmt.Sprint(n, " flows;")
-			}
-			if n := len(p.home.loop.scheduler.byKey); n > 0 {
-				left += fmt.Sprint(n, " queues;")
-			}
-			if n := p.home.loop.memory.used; n != 0 {
-				left += fmt.Sprint(n, " queued bytes;")
-			}
-			if n := len(p.home.admission.byKey); n > 0 {
-				left += fmt.Sprint(n, " gates;")
-			}
-			if n := p.home.loop.headroom.sockets.Load(); n != 1 {
-				left += fmt.Sprint(n, " sockets watched;")
-			}
-			if n := p.home.loop.pipes.InUse(); n != 0 {
-				left += fmt.Sprint(n, " pipes;")
-			}
-		})
+		p.stopAll(func(leaky.Time) { left = whatIsLeft(p) })
 		if left == "" {
 			break
 		}
@@ -266,4 +262,83 @@ func TestApplyAtRandom(t *testing.T) {
 			t.Errorf("%s: %d flows", st.Name, st.Flows.Load())
 		}
 	}
+}
+
+// whatIsLeft describes what is left of connections in any worker of p.
+func whatIsLeft(p *Proxy) (left string) {
+	report := func(n int, what string) {
+		if n != 0 {
+			left += fmt.Sprint(n, " ", what, "; ")
+		}
+	}
+	for _, w := range p.workers {
+		for _, s := range w.sessions.all {
+			left += fmt.Sprintf("a session in stage %d, waits %v; ", s.stage, s.queue != nil)
+		}
+		report(len(w.flows)+len(w.flowList.all)+len(w.flowList.byID)+len(w.sessions.byID), "flows")
+		report(len(w.pendingFlows.all)+len(w.pendingByKey)+w.pendingBytes, "pending flows")
+		report(len(w.loop.scheduler.byKey), "queues")
+		report(w.loop.memory.used+len(w.loop.memory.holders), "queued bytes")
+		report(len(w.admission.byKey), "gates")
+		report(len(w.admission.queues)+len(w.admission.sources), "lines")
+		report(w.loop.pipes.InUse(), "pipes")
+	}
+	report(int(p.headroom.sockets.Load())-2*len(p.workers), "sockets")
+	return left
+}
+
+// checkApart checks that no two workers have anything in common: a bucket, a gate, or places of those that wait.
+func checkApart(t *testing.T, p *Proxy) {
+	t.Helper()
+	p.stopAll(func(leaky.Time) {
+		queues, gates, waits, sockets := map[shaper.Key]*worker{}, map[shaper.Key]*worker{}, map[*shaper.LimitState]*worker{}, 0
+		memory := 0
+		for _, w := range p.workers {
+			memory += w.loop.memory.max
+			for k, q := range w.loop.scheduler.byKey {
+				if queues[k] != nil {
+					t.Errorf("two workers have the queue of %s: %+v", q.state.Name, k)
+				}
+				queues[k] = w
+			}
+			for k, gt := range w.admission.byKey {
+				if gates[k] != nil {
+					t.Errorf("two workers have the gate of %s: %+v", gt.state.Name, k)
+				}
+				gates[k] = w
+				if gt.waiting > 0 && waits[gt.state] != nil && waits[gt.state] != w {
+					t.Errorf("connections wait for %s at two workers", gt.state.Name)
+				}
+				if gt.waiting > 0 {
+					waits[gt.state] = w
+				}
+			}
+			for _, s := range w.sessions.all {
+				if s.proxy != w || s.listener.proxy != w || s.admission != nil && s.admission != w.admission {
+					t.Errorf("a session of listener %s is of another worker than it", s.name)
+				}
+			}
+			for _, f := range w.flowList.all {
+				if f.proxy != w || f.listener.proxy != w || f.key.port.proxy != w || f.slots.admission != w.admission {
+					t.Errorf("a flow of listener %s is of another worker than it", f.listener.name)
+				}
+			}
+			for fd := range w.loop.registrations {
+				if w.loop.registrations[fd].watcher != nil {
+					sockets++
+				}
+			}
+		}
+		if memory > maxQueuedBytes {
+			t.Errorf("workers may have %d bytes of memory, all together %d", memory, maxQueuedBytes)
+		}
+		if n := int(p.headroom.sockets.Load()); n != sockets+len(p.workers) { // each has an epoll descriptor
+			t.Errorf("%d sockets are counted, and there are %d", n, sockets+len(p.workers))
+		}
+		for _, ln := range p.listeners {
+			if ln.proxy.loop == nil || ln.proxy.admission == nil {
+				t.Errorf("listener %s has no worker", ln.name)
+			}
+		}
+	})
 }

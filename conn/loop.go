@@ -103,6 +103,7 @@ func newLoop(clock *pacer.Clock, s *shaper.Shaper, h *headroom) (*loop, error) {
 		unix.Close(l.epoll)
 		return nil, fmt.Errorf("create eventfd: %w", err)
 	}
+	h.sockets.Add(1) // that of epoll
 	err = l.watch(l.wakeFD, unix.EPOLLIN, wakeup{l})
 	if err == nil {
 		if _, errno := l.epollWait(true); errno != 0 && errno != unix.EINTR {
@@ -111,6 +112,7 @@ func newLoop(clock *pacer.Clock, s *shaper.Shaper, h *headroom) (*loop, error) {
 	}
 	if err != nil {
 		l.unwatch(l.wakeFD)
+		h.sockets.Add(-1)
 		unix.Close(l.epoll)
 		unix.Close(l.wakeFD)
 		return nil, err
@@ -128,6 +130,7 @@ func (l *loop) run() {
 	l.wakeFD = -1
 	l.mu.Unlock()
 	unix.Close(l.epoll)
+	l.headroom.sockets.Add(-1)
 	l.pipes.Close()
 	close(l.done)
 }

@@ -397,6 +397,9 @@ func (p *Policy) Country(source netip.Addr) asn.Country { return p.asns.Country(
 // Listeners returns the states of the policy's listeners, by index.
 func (p *Policy) Listeners() []*ListenerState { return p.listeners }
 
-// AtListener returns the limits that match the listener named name, whatever else they match. If there is none, it returns
-// those that match any listener, as [Policy.ListenerIndex] does.
-func (p *Policy) AtListener(name string) Set { return p.origins[p.ListenerIndex(name)].set }
+// AtListener returns the limits that match the listener named name, whatever else they match, and the Origin in keys of its flows. If
+// there is none, these are the limits that match any listener, and 0, as [Policy.ListenerIndex] has it.
+func (p *Policy) AtListener(name string) (limits Set, origin uint16) {
+	o := &p.origins[p.ListenerIndex(name)]
+	return o.set, o.id
+}
