@@ -224,6 +224,15 @@ func (c *change) place(fresh []*listener, representative func(*listener) int, in
 		}
 	}
 	for _, ln := range fresh {
+		if w := into[representative(ln)]; w != nil {
+			ln.proxy = w
+			load[w]++
+		}
+	}
+	for _, ln := range fresh {
+		if ln.proxy != nil {
+			continue
+		}
 		r := representative(ln)
 		if into[r] == nil {
 			var err error

@@ -283,7 +283,7 @@ func whatIsLeft(p *Proxy) (left string) {
 		report(len(w.admission.queues)+len(w.admission.sources), "lines")
 		report(w.loop.pipes.InUse(), "pipes")
 	}
-	report(int(p.headroom.sockets.Load())-2*len(p.workers), "sockets")
+	report(int(p.headroom.sockets.Load())-2*len(p.workers)-len(p.ports), "sockets")
 	return left
 }
 

@@ -1,0 +1,414 @@
+package conn
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"shaperd.dev/shaperd/internal/testutil"
+	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/shaper"
+)
+
+// at returns a match of listeners.
+func at(names ...string) shaper.Match { return shaper.Match{Listen: names} }
+
+// wantGroups checks which listeners are on one loop.
+func (r *loopsRig) wantGroups(want string) {
+	r.t.Helper()
+	if got := r.groups(); got != want {
+		r.t.Fatalf("loops have %s, want %s", got, want)
+	}
+}
+
+// settle checks that nothing is left of connections that have ended.
+func (r *loopsRig) settle() {
+	r.t.Helper()
+	left := ""
+	for end := time.Now().Add(testTimeout); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		r.proxy.stopAll(func(leaky.Time) { left = whatIsLeft(r.proxy) })
+		if left == "" && r.proxy.openConns.Load() == 0 {
+			return
+		}
+	}
+	r.t.Errorf("left behind: %s, %d open", left, r.proxy.openConns.Load())
+}
+
+// Those that wait at two listeners when these come to share slots are served in the order in which they came, and never are more in
+// flight than may be.
+func TestMerge_KeepsTurns(t *testing.T) {
+	served := make(chan string, 100)
+	var open, most atomic.Int64
+	r := newLoopsRig(t, 2, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
+		b := make([]byte, 2)
+		if _, err := io.ReadFull(c, b); err != nil {
+			return
+		}
+		n := open.Add(1)
+		defer open.Add(-1)
+		most.Store(max(most.Load(), n))
+		served <- string(b)
+		io.Copy(io.Discard, c)
+	}))
+	slots := func(name string, n int, listeners ...string) shaper.Limit {
+		return shaper.Limit{Name: name, Match: at(listeners...), MaxConnections: n, QueueTimeout: time.Minute, MaxQueue: 100}
+	}
+	r.apply([]string{"a", "b"}, slots("x", 1, "a"), slots("y", 1, "b"))
+	r.wantGroups("[[a] [b]]")
+	clients := map[string]*net.TCPConn{}
+	arrive := func(i int) {
+		name := []string{"a", "b"}[i%2]
+		c := dialFrom(t, fmt.Sprintf("127.0.0.%d", 10+i), r.addr(name))
+		fmt.Fprintf(c, "%02d", i)
+		clients[fmt.Sprintf("%02d", i)] = c
+		testutil.WaitFor(t, "its place", func() bool {
+			n := 0
+			r.proxy.Connections(func(*shaper.ConnectionStatus) { n++ })
+			return n == i+1
+		})
+	}
+	const n = 10
+	for i := range n {
+		arrive(i)
+	}
+	first := []string{<-served, <-served}
+	slices.Sort(first)
+	r.apply([]string{"a", "b"}, slots("z", 2, "a", "b"))
+	r.wantGroups("[[a b]]")
+	order := first
+	for i := range n - 2 {
+		select {
+		case who := <-served:
+			t.Fatalf("%s was served while two were in flight", who)
+		case <-time.After(20 * time.Millisecond):
+		}
+		clients[order[i]].Close()
+		select {
+		case who := <-served:
+			order = append(order, who)
+		case <-time.After(testTimeout):
+			t.Fatalf("nobody was served after %v", order)
+		}
+	}
+	if !slices.IsSorted(order) || most.Load() > 2 {
+		t.Errorf("served %v, %d at once", order, most.Load())
+	}
+	for _, c := range clients {
+		c.Close()
+	}
+	r.settle()
+}
+
+// Connections that are in flight when their listeners come to share slots count there.
+func TestMerge_KeepsSlots(t *testing.T) {
+	var open atomic.Int64
+	r := newLoopsRig(t, 2, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
+		open.Add(1)
+		defer open.Add(-1)
+		io.Copy(io.Discard, c)
+	}))
+	both := []string{"a", "b"}
+	r.apply(both)
+	r.wantGroups("[[a] [b]]")
+	var clients []*net.TCPConn
+	for i := range 6 {
+		clients = append(clients, dial(t, r.addr(both[i%2])))
+	}
+	testutil.WaitFor(t, "six connections", func() bool { return open.Load() == 6 })
+	r.apply(both, shaper.Limit{Name: "z", Match: atAB, MaxConnections: 4, QueueTimeout: time.Minute, MaxQueue: 100})
+	r.wantGroups("[[a b]]")
+	state := r.shaper.Policy().State(0)
+	if n := state.InFlight.Load(); n != 6 {
+		t.Errorf("%d in flight, want 6", n)
+	}
+	clients = append(clients, dial(t, r.addr("a")), dial(t, r.addr("b")))
+	testutil.WaitFor(t, "two that wait", func() bool { return state.Waiting.Load() == 2 })
+	for i, want := range []int64{5, 4, 4, 4} { // then those that wait
+		clients[i].Close()
+		testutil.WaitFor(t, fmt.Sprint(want, " connections"), func() bool { return open.Load() == want && state.InFlight.Load() == want })
+	}
+	for _, c := range clients {
+		c.Close()
+	}
+	r.settle()
+}
+
+// Queued datagrams of two listeners keep their order and their rates when these come to one loop, and their memory is accounted for.
+func TestMerge_KeepsQueues(t *testing.T) {
+	server, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	r := newLoopsRig(t, 2, shaper.UDP, server.LocalAddr().String())
+	slow := func(name, listener string) shaper.Limit {
+		l := shaper.Limit{Name: name, Match: at(listener), Packets: shaper.Frequency{N: 50, Per: time.Second}, MaxDelay: 20 * time.Second}
+		l.Match.Protocol = shaper.UDP
+		return l
+	}
+	both := []string{"a", "b"}
+	r.apply(both, slow("x", "a"), slow("y", "b"))
+	r.wantGroups("[[a] [b]]")
+	const n = 20
+	for _, name := range both {
+		c := udpFrom(t, "127.0.0.1", r.addr(name))
+		for i := range n {
+			fmt.Fprintf(c, "%s%02d", name, i)
+		}
+	}
+	begun := time.Now()
+	testutil.WaitFor(t, "two queues", func() bool { _, queued := r.proxy.Remaining(); return queued > 20*100 })
+	wide := shaper.Limit{Name: "wide", Match: at("a", "b"), Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: 20 * time.Second}
+	wide.Match.Protocol = shaper.UDP
+	r.apply(both, slow("x", "a"), slow("y", "b"), wide)
+	r.wantGroups("[[a b]]")
+	r.proxy.stopAll(func(leaky.Time) {
+		m, sum := &r.proxy.home.loop.memory, 0
+		for _, h := range m.holders {
+			own, last := 0, leaky.Time(0)
+			for dg := range h.datagrams.All() {
+				if own += dg.size(); dg.arrived < last || dg.holder != h {
+					t.Error("the datagrams of a source are out of order, or of another one")
+				}
+				last = dg.arrived
+			}
+			if own != h.used {
+				t.Errorf("a source has %d bytes, and %d are counted", own, h.used)
+			}
+			sum += own
+		}
+		if sum != m.used || sum == 0 {
+			t.Errorf("%d bytes are queued, and %d are counted", sum, m.used)
+		}
+	})
+	next := map[string]int{}
+	server.SetReadDeadline(time.Now().Add(testTimeout))
+	b := make([]byte, 10)
+	for range 2 * n {
+		k, _, err := server.ReadFrom(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := string(b[:1])
+		if got := string(b[1:k]); got != fmt.Sprintf("%02d", next[name]) {
+			t.Errorf("%s: %s came, want %d", name, got, next[name])
+		}
+		next[name]++
+	}
+	if took := time.Since(begun); took < (n-2)*20*time.Millisecond {
+		t.Errorf("they took %v, want 20 ms for each of a listener", took)
+	}
+	r.proxy.EndAll()
+	r.settle()
+}
+
+// While listeners come to share a rate, part and come together with others, never more leaves than their limits let, and
+// connections go on.
+func TestMerge_KeepsRate(t *testing.T) {
+	const rate = 2_000_000 // bytes/s
+	var bytes atomic.Int64
+	r := newLoopsRig(t, 3, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
+		b := make([]byte, 64<<10)
+		for {
+			n, err := c.Read(b)
+			bytes.Add(int64(n))
+			if err != nil {
+				return
+			}
+		}
+	}))
+	var clients []*net.TCPConn
+	var writers sync.WaitGroup
+	stream := func(name string) {
+		c := dial(t, r.addr(name))
+		c.SetDeadline(time.Now().Add(time.Minute))
+		clients = append(clients, c)
+		writers.Go(func() {
+			for {
+				if _, err := c.Write(make([]byte, 32<<10)); err != nil {
+					return
+				}
+			}
+		})
+	}
+	// measure checks what leaves while the configuration stays, in intervals that are too short for a fresh burst to hide.
+	measure := func(what string, rate int64) {
+		t.Helper()
+		begun, before := time.Now(), bytes.Load()
+		for range 4 {
+			time.Sleep(60 * time.Millisecond)
+			moved := float64(bytes.Load() - before)
+			if due := float64(rate)*time.Since(begun).Seconds() + 96<<10; moved > due {
+				t.Errorf("%s: %.0f bytes in %v, and %.0f may", what, moved, time.Since(begun), due)
+			}
+		}
+		testutil.WaitFor(t, "bytes", func() bool { return bytes.Load() > before+rate/10 })
+	}
+	names := []string{"a"}
+	limit := func(name string, listeners ...string) shaper.Limit {
+		return shaper.Limit{Name: name, Match: at(listeners...), Rate: 8 * rate}
+	}
+	total := limit("total", "a")
+	r.apply(names, total)
+	stream("a")
+	for i := range 6 {
+		fresh := fmt.Sprint("n", i)
+		names = append(names, fresh)
+		own := limit("own "+fresh, fresh)
+		r.apply(names, total, own)
+		if n := len(r.proxy.workers); n != 2 {
+			t.Fatalf("%d workers, want 2", n)
+		}
+		stream(fresh)
+		stream(fresh)
+		testutil.WaitFor(t, "the new connections", func() bool { return r.shaper.Listener(fresh).ToDownstream.Load() > 0 })
+		time.Sleep(50 * time.Millisecond) // until the first segments of the new ones have left
+		measure(fmt.Sprint(i, " apart"), 2*rate)
+		total = limit("total", names...)
+		r.apply(names, total)
+		if n := len(r.proxy.workers); n != 1 {
+			t.Fatalf("%d workers, want 1", n)
+		}
+		measure(fmt.Sprint(i, " together"), rate)
+		checkApart(t, r.proxy)
+	}
+	for _, name := range names {
+		if n := r.shaper.Listener(name).Open.Load(); n == 0 {
+			t.Errorf("%s: its connections have ended", name)
+		}
+	}
+	if v := r.shaper.Policy().State(0).Conformance.Violations.Load(); v > 0 {
+		t.Errorf("%d violations", v)
+	}
+	for _, c := range clients {
+		c.SetLinger(0)
+		c.Close()
+	}
+	writers.Wait()
+	r.settle()
+}
+
+// Connections that transfer, some of them by splice, lose nothing when they come to another loop, and each is in a listing once.
+func TestMerge_KeepsConnections(t *testing.T) {
+	r := newLoopsRig(t, 6, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
+	names := []string{"a", "b", "c", "d", "e", "f"}
+	paced := shaper.Limit{Name: "paced", Key: shaper.KeyConnection, Match: at("a", "b", "c"), Rate: 80e6, Direction: shaper.Both}
+	r.apply(names, paced)
+	r.wantGroups("[[a] [b] [c] [d] [e] [f]]")
+	var idle []*net.TCPConn
+	for i := range 600 { // more than a batch of a listing
+		idle = append(idle, dial(t, r.addr(names[i%len(names)])))
+	}
+	testutil.WaitFor(t, "the connections", func() bool { return r.proxy.openConns.Load() == 600 })
+	var known sync.Map
+	r.proxy.Connections(func(c *shaper.ConnectionStatus) { known.Store(c.ID, true) })
+	var echoes, listings sync.WaitGroup
+	var done atomic.Bool
+	for i := range 12 {
+		echoes.Go(func() {
+			sent := randomBytes(3 << 20)
+			c := dial(t, r.addr(names[i%len(names)]))
+			go func() {
+				c.Write(sent)
+				c.CloseWrite()
+			}()
+			got, err := io.ReadAll(c)
+			if err != nil || !slices.Equal(got, sent) {
+				t.Errorf("%s: got %d of %d bytes back, equal %v, err %v", names[i%len(names)], len(got), len(sent), slices.Equal(got, sent), err)
+			}
+		})
+	}
+	var listed atomic.Int64
+	listings.Go(func() {
+		for !done.Load() {
+			times := map[uint64]int{}
+			r.proxy.Connections(func(c *shaper.ConnectionStatus) { times[c.ID]++ })
+			known.Range(func(id, _ any) bool {
+				if n := times[id.(uint64)]; n != 1 {
+					t.Errorf("a connection is listed %d times", n)
+				}
+				return true
+			})
+			listed.Add(1)
+		}
+	})
+	for n := 2; n <= len(names); n++ {
+		before := listed.Load()
+		testutil.WaitFor(t, "a listing", func() bool { return listed.Load() > before })
+		r.apply(names, paced, shaper.Limit{Name: "slots", Match: at(names[:n]...), MaxConnections: 10000})
+		checkApart(t, r.proxy)
+	}
+	r.wantGroups("[[a b c d e f]]")
+	done.Store(true)
+	listings.Wait()
+	echoes.Wait()
+	for _, c := range idle {
+		c.Close()
+	}
+	r.settle()
+}
+
+// A connection of a listener that is gone holds what it had of limits: a listener that comes to these later, or again, is on its loop.
+func TestMerge_FollowsConnectionsOfRemovedListeners(t *testing.T) {
+	for name, c := range map[string]struct {
+		listens []string
+		limits  []shaper.Limit
+		want    string
+	}{
+		"its limit is another's":            {[]string{"a", "c"}, []shaper.Limit{{Name: "x", Match: at("c"), Rate: 8e6}}, "[[a] [c]]"},
+		"it comes again":                    {[]string{"a", "b"}, []shaper.Limit{{Name: "x", Match: at("b"), Rate: 8e6}}, "[[a] [b]]"},
+		"its limit is another's, and first": {[]string{"c", "a"}, []shaper.Limit{{Name: "x", Match: at("a"), Rate: 8e6}}, "[[a] [c]]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newLoopsRig(t, 3, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
+			r.apply([]string{"a", "b"}, shaper.Limit{Name: "x", Match: at("b"), Rate: 8e6})
+			r.wantGroups("[[a] [b]]")
+			b := dial(t, r.addr("b"))
+			b.Write([]byte{1})
+			io.ReadFull(b, make([]byte, 1))
+			at := r.proxy.listeners["b"].proxy
+			r.apply([]string{"a"})
+			r.apply(c.listens, c.limits...)
+			if strings.Contains(name, "first") {
+				if r.proxy.listeners["a"].proxy.sessions.all == nil {
+					t.Error("the connection is not on the loop of the listener with its limit")
+				}
+			} else if got := r.proxy.listeners[c.listens[1]].proxy; got != at {
+				t.Errorf("%s is not on the loop that the connection has", c.listens[1])
+			}
+			checkApart(t, r.proxy)
+			b.Close()
+			r.settle()
+		})
+	}
+}
+
+// A loop that is silent is noticed, whichever it is.
+func TestAlive_OneOfSeveralLoops(t *testing.T) {
+	r := newLoopsRig(t, 3, shaper.TCP, "127.0.0.1:9")
+	r.apply([]string{"a", "b", "c"})
+	alive := func(within time.Duration) bool {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		return r.proxy.Alive(ctx)
+	}
+	for i, w := range r.proxy.workers {
+		hang := make(chan struct{})
+		w.loop.post(func(leaky.Time) { <-hang })
+		if alive(50 * time.Millisecond) {
+			t.Errorf("loop %d hangs, and is alive", i)
+		}
+		close(hang)
+		if !alive(testTimeout) {
+			t.Errorf("loop %d is not alive", i)
+		}
+	}
+}
