@@ -2,6 +2,7 @@ package conn
 
 import (
 	"flag"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -16,6 +17,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	var kind, to string
+	var rate int
+	if n, _ := fmt.Sscan(os.Getenv(floodVariable), &kind, &to, &rate); n == 3 {
+		flood(kind, to, rate)
+		return
+	}
 	flag.Parse()
 	flag.Set("test.parallel", "8") // they mostly wait
 	goleak.VerifyTestMain(m)

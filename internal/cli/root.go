@@ -49,7 +49,7 @@ const (
 // Run executes the command line args of this process, and returns its exit code. version is that of
 // the program.
 func Run(args []string, version string) int {
-	// One more than usual: the pacing thread keeps one for itself, see package pacer.
+	// One more than usual: the first pacing thread keeps one for itself, see package pacer.
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
 	err := run(context.Background(), env{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, version: version}, args)
 	if err != nil && err.Error() != "" {

@@ -6,6 +6,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -27,6 +29,7 @@ import (
 	"shaperd.dev/shaperd/internal/shedding"
 	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
+	"shaperd.dev/shaperd/shaper/config"
 )
 
 // Options are the settings of a daemon that its configuration does not have.
@@ -143,7 +146,7 @@ func (s *server) serve(ctx context.Context) error {
 		return err
 	}
 	s.group = s.newGroup()
-	if s.proxy, err = conn.New(conn.Options{Shaper: s.shaper, Clock: s.clock, Log: s.log, TrafficLog: s.traffic, OnShort: s.group.short}); err != nil {
+	if s.proxy, err = conn.New(conn.Options{Shaper: s.shaper, Clock: s.clock, Log: s.log, TrafficLog: s.traffic, OnShort: s.group.short, Loops: loops(l.Config)}); err != nil {
 		return err
 	}
 	if s.options.State != "" {
@@ -250,6 +253,11 @@ func (s *server) serve(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// loops returns how many threads may move bytes.
+func loops(c *config.Config) int {
+	return cmp.Or(c.Daemon.Loops, max(1, runtime.GOMAXPROCS(0)-1)) // main has added one, see package pacer
 }
 
 // applyToPlanes applies l, compiled to policy, to both planes, or to none. was is the current

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strconv"
 	"time"
 
 	"shaperd.dev/shaperd/bpf"
@@ -75,12 +76,22 @@ func (p *Plan) CheckReload(next *Plan) error {
 	if was.MaxBuckets != is.MaxBuckets {
 		return fmt.Errorf("[daemon] max_buckets: changed from %d to %d, which requires a restart", was.MaxBuckets, is.MaxBuckets)
 	}
+	if was.Loops != is.Loops {
+		return fmt.Errorf("[daemon] loops: changed from %s to %s, which requires a restart", loopsText(was.Loops), loopsText(is.Loops))
+	}
 	for _, key := range []struct{ name, was, is string }{{"metrics", was.Metrics, is.Metrics}, {"dashboard", was.Dashboard, is.Dashboard}, {"pin_path", was.PinPath, is.PinPath}} {
 		if key.was != key.is {
 			return fmt.Errorf("[daemon] %s: changed from %q to %q, which requires a restart", key.name, key.was, key.is)
 		}
 	}
 	return nil
+}
+
+func loopsText(n int) string {
+	if n == 0 {
+		return "the default"
+	}
+	return strconv.Itoa(n)
 }
 
 // At returns p without overrides of operators, with those of its overrides with a schedule that hold at an instant.

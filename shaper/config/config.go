@@ -59,6 +59,7 @@ type Daemon struct {
 	Metrics    string // host:port of the Prometheus endpoint; "" is off
 	Dashboard  string // host:port of the dashboard; "" is off
 	MaxBuckets int    // capacity of the bucket table, 1024 to 67108864
+	Loops      int    // maximum of threads that move bytes, 1 to 256; 0 is as many as the process may use processors
 	PinPath    string // absolute path of a directory on a bpffs, for pinned programs and maps
 }
 

@@ -93,7 +93,7 @@ func TestLoad(t *testing.T) {
 			}},
 		}},
 		{"everything", `
-daemon = { observe = true, metrics = "", dashboard = "", max_buckets = 4096, pin_path = "/run/bpf/x/" }
+daemon = { observe = true, metrics = "", dashboard = "", max_buckets = 4096, loops = 4, pin_path = "/run/bpf/x/" }
 asn.files = ["/usr/share/asn.csv"]
 [[listen]]
 name             = "sms"
@@ -135,7 +135,7 @@ block        = true
 refuse_with  = "reject"
 `, Config{
 			Transparent: Transparent{Mark: 21320}, Shared: notShared,
-			Daemon: Daemon{Observe: true, MaxBuckets: 4096, PinPath: "/run/bpf/x"},
+			Daemon: Daemon{Observe: true, MaxBuckets: 4096, Loops: 4, PinPath: "/run/bpf/x"},
 			ASN:    ASN{Files: []string{"/usr/share/asn.csv"}},
 			Listen: []shaper.Listener{{
 				Name: "sms",

@@ -99,6 +99,14 @@ var daemonKeys = keys{
 			"once. An idle key needs no bucket. A change needs a restart.",
 	},
 	{
+		name: "loops", typ: integerType(1, 256), defText: "as many as the process may use processors",
+		field:    fieldOf(func(c *Config) *int { return &c.Daemon.Loops }),
+		omitZero: true,
+		doc: "Maximum of threads that move the bytes of listeners. Listeners that have no bucket, no slots and no waiting places in common " +
+			"run on threads of their own, so that a flood at one does not delay the others. Those that a limit joins are on one: " +
+			"see [several threads](operation.md#several-threads). A change needs a restart.",
+	},
+	{
 		name: "pin_path", typ: textType("absolute path", "/sys/fs/bpf/shaperd", "^/", parsePins), def: `"/sys/fs/bpf/shaperd"`,
 		field: fieldOf(func(c *Config) *string { return &c.Daemon.PinPath }),
 		shown: when(func(c *Config) bool { return len(c.Attach) > 0 }),

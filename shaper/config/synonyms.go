@@ -25,6 +25,7 @@ var synonyms = map[string]map[string][]string{
 		"metrics":     "prometheus stats exporter",
 		"dashboard":   "ui web webui gui admin",
 		"max_buckets": "table_size max_keys max_entries",
+		"loops":       "threads workers nbthread worker_processes cores cpus concurrency",
 		"pin_path":    "pin_dir bpf_pin_dir bpffs",
 	}),
 	"[transparent]": invert(map[string]string{
