@@ -161,6 +161,7 @@ type ListenerStatus struct {
 	RepliesSuppressedRate float64            `json:"replies_suppressed_rate"`
 	DialErrors            uint64             `json:"dial_errors"`
 	Unavailable           string             `json:"unavailable,omitempty"` // why no downstream is available
+	Loop                  int                `json:"loop"`                  // number of the thread that moves its bytes, from 1
 	Waiting               int                `json:"waiting"`               // connections and flows that wait for a downstream
 	Hold                  *Hold              `json:"hold,omitempty"`        // why new ones wait although downstreams have room
 	Downstreams           []DownstreamStatus `json:"downstreams"`

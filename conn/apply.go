@@ -70,6 +70,9 @@ func (p *Proxy) Apply(ctx context.Context, listens []shaper.Listener, policy *sh
 		l.stop()
 		addProcessors(-1)
 	}
+	if len(c.started)+len(c.ended) > 0 {
+		p.log.Info("number of loops changed", "loops", len(p.workers), "started", len(c.started), "ended", len(c.ended))
+	}
 	c.follow()
 	c.retire()
 	return nil

@@ -298,3 +298,44 @@ func BenchmarkReserve(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkMerge measures how long all loops stand still when a reload moves connections from one to another.
+func BenchmarkMerge(b *testing.B) {
+	const n = 2000
+	r := newLoopsRig(b, 2, shaper.TCP, testutil.ServeTCP(b, testutil.Discard))
+	var stood time.Duration
+	for i := range b.N {
+		b.StopTimer()
+		fresh := fmt.Sprint("n", i)
+		r.apply([]string{"a", fresh})
+		var clients []net.Conn
+		for j := range 2 * n { // home has as many, and one more
+			c, err := net.Dial("tcp4", r.addr([]string{"a", fresh}[j%2]))
+			if err != nil {
+				b.Fatal(err)
+			}
+			clients = append(clients, c)
+		}
+		testutil.WaitFor(b, "the connections", func() bool {
+			return r.shaper.Listener("a").Open.Load() == n && r.shaper.Listener(fresh).Open.Load() == n
+		})
+		if len(r.proxy.workers) != 2 {
+			b.Fatal("not on two loops")
+		}
+		m := merge{from: r.proxy.workers[1], into: r.proxy.home}
+		b.StartTimer()
+		r.proxy.stopAll(func(now leaky.Time) {
+			begun := time.Now()
+			m.run(now)
+			stood += time.Since(begun)
+		})
+		b.StopTimer()
+		r.proxy.workers = r.proxy.workers[:1]
+		addProcessors(-1)
+		for _, c := range clients {
+			c.Close()
+		}
+		testutil.WaitFor(b, "the end", func() bool { return r.proxy.openConns.Load() == 0 })
+	}
+	b.ReportMetric(float64(stood.Nanoseconds())/float64(b.N)/n, "ns/connection")
+}

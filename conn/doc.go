@@ -1,16 +1,48 @@
 // Package conn is the proxy plane: it accepts TCP connections and UDP datagrams,
 // forwards them to downstreams, and enforces a policy on the way.
 //
-// One thread, the loop, does everything: it owns the sockets, the gates at which connections
+// A thread, the loop, does everything: it owns the sockets, the gates at which connections
 // wait for admission, the queues in which bytes and datagrams wait for their departure, and the
 // buckets in use, and so needs no lock. It sleeps in epoll until a socket is ready or a unit may
-// leave, whichever comes first. Only the names of downstreams are resolved elsewhere. The first line
+// leave, whichever comes first. Only the names of downstreams are resolved elsewhere. There may be several loops, for listeners
+// that have nothing in common: see Workers. The first line
 // of a file names the thread that owns its types; in the other files, the fields say so.
 //
 // A connection enters at [tcpPort], passes admission, dials a downstream, and becomes a session of two
 // endpoints and two directions. A direction submits grants to the scheduler, and moves the bytes when
 // a grant departs. A datagram enters at [udpPort], belongs to a flow, which passes admission once, and
 // departs from the scheduler in the same way.
+//
+// # Workers
+//
+// A worker is a loop and what belongs to it. Nothing below belongs to two of them, so the proofs in this text hold for each
+// as for one loop, and no rate, cap or turn depends on how many there are.
+//
+// To a worker belong listeners, with their ports, downstreams, checks, breakers, holds and pools; their sessions, flows and pending
+// flows; queues, with buckets, bookings and turns; gates, with slots, histories, lines, reservations and tickets; the adapters of limits;
+// its timing wheel, epoll, buffers and pipes; the walks that look for dead peers and sample TCP; and a part of the memory for datagrams,
+// which is divided evenly: a flood cannot take that of another worker. The first worker, home, also has what hosts share, quotas and penalties.
+//
+// To the process belong the policy and the table of the buckets that are not in use, behind the lock of [shaper.Shaper]; counters, which are
+// atomic; the count of descriptors and pipes, IDs of connections and numbers of tickets; the names of downstreams; and the listing of
+// connections.
+//
+// Which listeners are on one worker is the partition in which two are together if some limit that may apply at both keeps something that they
+// would share: a bucket or slots whose key has neither the listener nor the connection, or places to wait, which are of a limit over
+// all keys. A limit that only observes counts as one that enforces, so that a bypass moves nothing. Limits that hosts share and those with a
+// quota join their listeners with home, and a penalty joins all: it blocks sources everywhere. Of the match of a limit only listeners
+// count, because a connection may be to a port, or of a protocol, that its listener has no more. See assignment.
+//
+// A reload may join what was apart: by a limit of the old policy and one of the new that have a state in common, since connections follow
+// from one policy to the other in batches; by a port that goes from one listener to another, with its connections; or by what connections
+// of a removed listener still hold. Then one worker ends, and all that it has goes to the other as it is: see merge. This happens at
+// the instant of the swap, for which all workers stand still, and one of the threads does the work for all. So at no instant is there a second
+// bucket, gate or turn of anything, none is started afresh, and those that wait keep their order, because tickets
+// are numbered over all workers. A reload never parts what is together: new listeners get workers of their own, and
+// old ones after a restart. A worker without listeners and connections ends with the next reload.
+//
+// Other threads reach a worker by posting to its loop, under a lock that the swap takes for writing. So what they have posted is
+// done before anything moves.
 //
 // # Fairness
 //

@@ -326,7 +326,7 @@ func (p *Proxy) Listeners() (all []shaper.ListenerStatus) {
 
 func (ln *listener) status(now leaky.Time) shaper.ListenerStatus {
 	h := &ln.hold
-	st := shaper.ListenerStatus{Listen: ln.name, Waiting: ln.waiting(), Down: h.down, Held: h.until > 0, LastServed: -1}
+	st := shaper.ListenerStatus{Listen: ln.name, Loop: ln.proxy.number, Waiting: ln.waiting(), Down: h.down, Held: h.until > 0, LastServed: -1}
 	begin := now
 	switch {
 	case h.active():

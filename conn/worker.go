@@ -15,7 +15,8 @@ import (
 // worker is a loop and what belongs to it: listeners, with their connections, and the queues and gates of these. Two workers
 // share no bucket, gate or wait, so that none needs a lock; see assignment for which listeners a worker has.
 type worker struct {
-	*Proxy // what all have in common, which any thread may use
+	*Proxy     // what all have in common, which any thread may use
+	number int // from 1, of no other worker now
 
 	loop         *loop
 	admission    *admission
@@ -40,7 +41,7 @@ func (p *Proxy) newWorker() (*worker, error) {
 		return nil, err
 	}
 	w := &worker{
-		Proxy: p, loop: l, admission: l.sharing.admission,
+		Proxy: p, number: 1, loop: l, admission: l.sharing.admission,
 		flows: map[flowKey]*udpFlow{}, pendingByKey: map[flowKey]*pendingFlow{}, ackMonitor: ackMonitor{timeout: ackTimeout},
 	}
 	w.admission.lastTicket = &p.lastTicket
@@ -54,6 +55,9 @@ func (p *Proxy) addWorker() (*worker, error) {
 	w, err := p.newWorker()
 	if err != nil {
 		return nil, err
+	}
+	for slices.ContainsFunc(p.workers, func(o *worker) bool { return o.number == w.number }) {
+		w.number++
 	}
 	addProcessors(1)
 	p.moving.Lock()

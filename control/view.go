@@ -90,7 +90,7 @@ func (v *view) status() api.Status {
 		}
 		l.Unavailable = UnavailableReason(l.Downstreams)
 		if st := holds[n.Name]; st != nil {
-			l.Waiting, l.Hold = st.Waiting, NewHold(st)
+			l.Loop, l.Waiting, l.Hold = st.Loop, st.Waiting, NewHold(st)
 		}
 		s.Listeners = append(s.Listeners, l)
 	}

@@ -22,6 +22,7 @@ type DownstreamStatus struct {
 // ListenerStatus says which connections of a listener wait for a downstream, and why.
 type ListenerStatus struct {
 	Listen     string
+	Loop       int           // number of the thread that moves its bytes, from 1
 	Held, Down bool          // held by an operator, or as no downstream can be reached
 	HeldFor    time.Duration // so far
 	HeldUntil  time.Duration // from now, by an operator; Forever if it does not end by itself

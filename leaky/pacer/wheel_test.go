@@ -28,6 +28,18 @@ func TestWheelAgainstOracle(t *testing.T) {
 			case 0:
 				w.Cancel(&events[i])
 				delete(want, i)
+				if rnd.IntN(10) == 0 { // they go to another wheel, which has stood still for longer, or has gone on
+					next := new(Wheel)
+					next.Skip(now.Sub(leaky.Time(rnd.Uint64N(uint64(span)))))
+					var own Event
+					next.Schedule(&own, now)
+					next.Cancel(&own)
+					next.Absorb(w)
+					if w.Len() != 0 {
+						t.Fatalf("%d events are left", w.Len())
+					}
+					w = next
+				}
 			case 1, 2:
 				at := now + leaky.Time(rnd.Uint64N(uint64(span)))
 				if rnd.IntN(8) == 0 {
