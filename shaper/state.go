@@ -46,7 +46,7 @@ type LimitState struct {
 }
 
 // Conformance holds the conformance of the units that leave a limit's buckets, as
-// measured by [leaky.Meter]. One goroutine writes, any may read.
+// measured by [leaky.Meter]. Any goroutine may write and read it: buckets of a limit may be at several threads.
 type Conformance struct {
 	MaxAllowed atomic.Uint64 // leaky.Time: largest allowed excess of a unit
 	MaxExcess  atomic.Uint64 // leaky.Time: largest excess since a reader reset it to 0
@@ -55,14 +55,16 @@ type Conformance struct {
 
 // Record adds the result of [leaky.Meter.Record] for a unit.
 func (p *Conformance) Record(excess, allowed leaky.Time) {
-	if uint64(allowed) > p.MaxAllowed.Load() {
-		p.MaxAllowed.Store(uint64(allowed))
-	}
-	if uint64(excess) > p.MaxExcess.Load() {
-		p.MaxExcess.Store(uint64(excess))
-	}
+	raise(&p.MaxAllowed, uint64(allowed))
+	raise(&p.MaxExcess, uint64(excess))
 	if excess > allowed {
 		p.Violations.Add(1)
+	}
+}
+
+// raise makes n at least least.
+func raise(n *atomic.Uint64, least uint64) {
+	for was := n.Load(); least > was && !n.CompareAndSwap(was, least); was = n.Load() {
 	}
 }
 

@@ -51,6 +51,7 @@ func (d *testDaemon) write(t *testing.T, more string) {
 metrics = ""
 dashboard = ""
 pin_path = "/nowhere/pins"
+loops = 2
 [[listen]]
 name = "db"
 address = ["tcp://%s"]

@@ -348,7 +348,7 @@ var shedKeys = keys{
 	{
 		name: "late", typ: durationType(time.Millisecond, time.Second), defText: "not looked at",
 		field: fieldOf(func(l *shaper.Limit) *time.Duration { return &l.Shed.Late }), omitZero: true,
-		doc: "Time that the thread which moves bytes takes to answer.",
+		doc: "Time that the slowest of the threads which move bytes takes to answer.",
 	},
 	{
 		name: "descriptors", typ: percentType, defText: "not looked at",
