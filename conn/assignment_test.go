@@ -171,7 +171,7 @@ func TestAssign_Closure(t *testing.T) {
 			for _, x := range listens {
 				for _, y := range listens {
 					if got := r.proxy.listeners[x].proxy == r.proxy.listeners[y].proxy; got != next[[2]string{x, y}] {
-						t.Fatalf("%s and %s: together %v, want %v; loops have %s, limits %+v, before %+v", x, y, got, !got, r.groups(), limits, before)
+						t.Fatalf("%s and %s: together %v, want %v; loops have %s, limits%s, before%s", x, y, got, !got, r.groups(), describe(limits), describe(before))
 					}
 				}
 			}
@@ -203,6 +203,14 @@ func randomLimits(rnd *rand.Rand, listens []string) (limits []shaper.Limit) {
 		limits = append(limits, l)
 	}
 	return limits
+}
+
+func describe(limits []shaper.Limit) (text string) {
+	for i := range limits {
+		l := &limits[i]
+		text += fmt.Sprintf(" %s at %v by %v (%d connections, %d wait)", l.Name, l.Match.Listen, l.Key, l.MaxConnections, l.MaxQueue)
+	}
+	return text
 }
 
 // meet reports whether connections of x under some limits, and of y under these or those before, have anything of one in common. The

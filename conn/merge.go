@@ -132,7 +132,7 @@ func (m merge) moveLoop() {
 		if at.watcher == nil || fd == from.wakeFD {
 			continue
 		}
-		from.clearWatch(fd) // its epoll instance is closed as soon as all go on
+		from.clearWatch(fd)                                           // its epoll instance is closed as soon as all go on
 		if err := into.watch(fd, at.events, at.watcher); err != nil { // as if the socket had failed
 			m.into.log.Error("moving a connection to another loop failed", "err", err)
 			into.runLater(func(now leaky.Time) { at.watcher.ready(unix.EPOLLERR|unix.EPOLLHUP, now) })

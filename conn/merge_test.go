@@ -2,9 +2,11 @@ package conn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +16,7 @@ import (
 
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
@@ -62,6 +65,14 @@ func TestMerge_KeepsTurns(t *testing.T) {
 	}
 	r.apply([]string{"a", "b"}, slots("x", 1, "a"), slots("y", 1, "b"))
 	r.wantGroups("[[a] [b]]")
+	y := r.shaper.Policy().State(r.shaper.Policy().Find("y"))
+	for range 20 { // at b many have waited before
+		first, waits := dial(t, r.addr("b")), dial(t, r.addr("b"))
+		testutil.WaitFor(t, "one that waits", func() bool { return y.Waiting.Load() == 1 })
+		first.Close()
+		waits.Close()
+		testutil.WaitFor(t, "the end", func() bool { return r.proxy.openConns.Load() == 0 })
+	}
 	clients := map[string]*net.TCPConn{}
 	arrive := func(i int) {
 		name := []string{"a", "b"}[i%2]
@@ -411,4 +422,115 @@ func TestAlive_OneOfSeveralLoops(t *testing.T) {
 			t.Errorf("loop %d is not alive", i)
 		}
 	}
+}
+
+// What a loop has yet to do, and what it does at a time, is done by the one that takes its place.
+func TestMerge_MovesWork(t *testing.T) {
+	r := newLoopsRig(t, 2, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
+	r.apply([]string{"a", "b"})
+	from, into := r.proxy.listeners["b"].proxy, r.proxy.home
+	lasting := r.listener("b")
+	lasting.MaxLifetime = 300 * time.Millisecond
+	policy, err := r.shaper.CompileRules(shaper.Rules{Listeners: []shaper.Listener{r.listener("a"), lasting}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.proxy.Apply(t.Context(), []shaper.Listener{r.listener("a"), lasting}, policy, nil); err != nil {
+		t.Fatal(err)
+	}
+	ends := dial(t, r.addr("b"))
+	testutil.WaitFor(t, "the connection", func() bool { return r.shaper.Listener("b").Open.Load() == 1 })
+	ran, fired := make(chan *loop, 1), make(chan *loop, 1)
+	var timer pacer.Event
+	timer.Fire = func(leaky.Time) { fired <- from.loop }
+	ended := from.loop
+	r.proxy.stopAll(func(now leaky.Time) {
+		from.loop.runLater(func(leaky.Time) { ran <- from.loop })
+		from.loop.pacer.Schedule(&timer, now+leaky.Second/20)
+		merge{from, into}.run(now)
+		r.proxy.workers = r.proxy.workers[:1]
+	})
+	ended.stop()
+	addProcessors(-1)
+	for what, c := range map[string]chan *loop{"work": ran, "a timer": fired} {
+		select {
+		case at := <-c:
+			if at != into.loop {
+				t.Errorf("%s is of a loop that has ended", what)
+			}
+		case <-time.After(testTimeout):
+			t.Errorf("%s is lost", what)
+		}
+	}
+	ends.SetReadDeadline(time.Now().Add(testTimeout))
+	if n, err := ends.Read(make([]byte, 1)); err == nil || n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("max_lifetime has no effect: read %d, %v", n, err)
+	}
+	dial(t, r.addr("b")).Close()
+	r.settle()
+}
+
+// Connections of one source that wait at two gates, of loops that come together, go on waiting each for its own; and those that wait for
+// a rate are let in at the rate.
+func TestMerge_KeepsGates(t *testing.T) {
+	var open [3]atomic.Int64
+	r := newLoopsRig(t, 3, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
+		b := make([]byte, 1)
+		if _, err := c.Read(b); err != nil {
+			return
+		}
+		open[b[0]-'a'].Add(1)
+		io.Copy(io.Discard, c)
+		open[b[0]-'a'].Add(-1)
+	}))
+	names := []string{"a", "b", "c"}
+	limits := func(more ...shaper.Limit) []shaper.Limit {
+		one := shaper.Limit{MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 100}
+		x, y := one, one
+		x.Name, x.Match = "x", at("a")
+		y.Name, y.Match = "y", at("b")
+		z := shaper.Limit{Name: "z", Match: at("c"), NewConnections: shaper.Frequency{N: 20, Per: time.Second}, QueueTimeout: time.Minute, MaxQueue: 100}
+		return append([]shaper.Limit{x, y, z}, more...)
+	}
+	r.apply(names, limits()...)
+	r.wantGroups("[[a] [b] [c]]")
+	clients := map[string][]*net.TCPConn{}
+	arrive := func(name string) {
+		c := dial(t, r.addr(name))
+		c.Write([]byte(name))
+		clients[name] = append(clients[name], c)
+	}
+	waiting := func(limit string) int64 {
+		return r.shaper.Policy().State(r.shaper.Policy().Find(limit)).Waiting.Load()
+	}
+	for range 2 {
+		arrive("a")
+		arrive("b")
+	}
+	testutil.WaitFor(t, "two that wait", func() bool { return waiting("x") == 1 && waiting("y") == 1 })
+	const paced = 20
+	for range paced {
+		arrive("c")
+	}
+	testutil.WaitFor(t, "those that wait for the rate", func() bool { return waiting("z") > paced/4 })
+	begun, left := time.Now(), waiting("z")
+	r.apply(names, limits(shaper.Limit{Name: "all", MaxConnections: 1000})...)
+	r.wantGroups("[[a b c]]")
+	clients["b"][0].Close()
+	testutil.WaitFor(t, "the one that waits at b", func() bool { return waiting("y") == 0 && open[1].Load() == 1 })
+	if n := waiting("x"); n != 1 {
+		t.Errorf("%d wait at a, want 1", n)
+	}
+	clients["a"][0].Close()
+	testutil.WaitFor(t, "the one that waits at a", func() bool { return waiting("x") == 0 && open[0].Load() == 1 })
+	testutil.WaitFor(t, "those that waited for the rate", func() bool { return open[2].Load() == paced })
+	if took := time.Since(begun); took < time.Duration(left-2)*50*time.Millisecond {
+		t.Errorf("%d were let in within %v", left, took)
+	}
+	for _, list := range clients {
+		for _, c := range list {
+			c.Close()
+		}
+	}
+	r.settle()
 }
