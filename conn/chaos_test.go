@@ -314,7 +314,7 @@ func checkApart(t *testing.T, p *Proxy) {
 				}
 			}
 			for _, s := range w.sessions.all {
-				if s.proxy != w || s.listener.proxy != w || s.admission != nil && s.admission != w.admission {
+				if s.proxy != w || s.listener.proxy != w || s.admission != nil && s.admission != w.admission || s.turn != nil && s.turn.admission != w.admission {
 					t.Errorf("a session of listener %s is of another worker than it", s.name)
 				}
 			}

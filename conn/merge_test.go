@@ -444,7 +444,11 @@ func TestMerge_MovesWork(t *testing.T) {
 	var timer pacer.Event
 	timer.Fire = func(leaky.Time) { fired <- from.loop }
 	ended := from.loop
+	admitted := make(owned, 1)
+	q := &queue{pacing: pacing{shape: &leaky.Shape{}}}
 	r.proxy.stopAll(func(now leaky.Time) {
+		from.admission.outcomes = append(from.admission.outcomes, outcome{waiter: &waiter{owner: admitted}})
+		from.loop.scheduler.markRunnable(q)
 		from.loop.runLater(func(leaky.Time) { ran <- from.loop })
 		from.loop.pacer.Schedule(&timer, now+leaky.Second/20)
 		merge{from, into}.run(now)
@@ -452,6 +456,16 @@ func TestMerge_MovesWork(t *testing.T) {
 	})
 	ended.stop()
 	addProcessors(-1)
+	into.loop.call(into.admission.run)
+	select {
+	case <-admitted:
+	default:
+		t.Error("a connection that was admitted is not told")
+	}
+	testutil.WaitFor(t, "a queue to be served", func() (served bool) {
+		into.loop.call(func(leaky.Time) { served = !q.pending })
+		return served
+	})
 	for what, c := range map[string]chan *loop{"work": ran, "a timer": fired} {
 		select {
 		case at := <-c:
@@ -469,6 +483,14 @@ func TestMerge_MovesWork(t *testing.T) {
 	dial(t, r.addr("b")).Close()
 	r.settle()
 }
+
+// owned is the owner of a waiter that is told when that is admitted.
+type owned chan struct{}
+
+func (o owned) pool() *gate                 { return nil }
+func (o owned) assignDownstream(leaky.Time) {}
+func (o owned) admitted(leaky.Time)         { o <- struct{}{} }
+func (o owned) refused(refusal, leaky.Time) {}
 
 // Connections of one source that wait at two gates, of loops that come together, go on waiting each for its own; and those that wait for
 // a rate are let in at the rate.
