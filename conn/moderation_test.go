@@ -68,8 +68,8 @@ func TestModeration_Batches(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r.proxy.loop.call(func(leaky.Time) {
-			if r.proxy.loop.moderation.on {
+		r.proxy.home.loop.call(func(leaky.Time) {
+			if r.proxy.home.loop.moderation.on {
 				rested++
 			}
 		})
