@@ -75,8 +75,8 @@ func inheritPort(t *testing.T, r *proxyRig) string {
 func checkOptions(t *testing.T, r *proxyRig, addr string) {
 	c := dial(t, addr)
 	sockets := func() (all [2]socketOptions) {
-		r.proxy.loop.call(func(leaky.Time) {
-			s := r.proxy.sessions.all[0]
+		r.proxy.home.loop.call(func(leaky.Time) {
+			s := r.proxy.home.sessions.all[0]
 			all = [2]socketOptions{readOptions(s.client.fd), readOptions(s.server.fd)}
 		})
 		return all
@@ -119,7 +119,7 @@ func TestEndpoint_DelayedAck(t *testing.T) {
 	least := time.Hour
 	for range 5 {
 		began := time.Now()
-		r.proxy.loop.call(func(leaky.Time) { // while the loop does nothing else
+		r.proxy.home.loop.call(func(leaky.Time) { // while the loop does nothing else
 			c := dial(t, r.addr())
 			c.Write([]byte("hello"))
 		})
