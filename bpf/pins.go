@@ -26,7 +26,7 @@ func makePinDir(dir string) error {
 	for unix.Statfs(parent, &fs) != nil && parent != "/" {
 		parent = filepath.Dir(parent)
 	}
-	if fs.Type != unix.BPF_FS_MAGIC {
+	if uint32(fs.Type) != unix.BPF_FS_MAGIC {
 		return fmt.Errorf("%s is not on a bpf file system: run \"mount -t bpf bpf /sys/fs/bpf\", or name a directory on one", dir)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -85,7 +85,7 @@ type Options struct {
 // daemon left attached stay unchanged until the first Commit. Open fails while another plane is open
 // there, and when attachments there belong to another network namespace.
 func Open(o Options) (_ *Plane, err error) {
-	if err := checkCapabilities(); err != nil {
+	if err := cmp.Or(CheckProcessor(), checkCapabilities()); err != nil {
 		return nil, err
 	}
 	pinLock, err := lockPins(o.PinPath)

@@ -3,11 +3,22 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
+
+// CheckProcessor returns an error if the packet plane does not run on this processor. The proxy plane
+// also runs on 32-bit ones, for which neither the layout of the maps nor the kernel's 64-bit atomic
+// operations are tested.
+func CheckProcessor() error {
+	if bits.UintSize < 64 {
+		return errors.New("the packet plane needs a 64-bit processor: use a [[listen]] instead of an [[attach]]")
+	}
+	return nil
+}
 
 // requiredCaps are the capabilities that the packet plane needs.
 var requiredCaps = []struct {

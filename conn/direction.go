@@ -234,7 +234,7 @@ func (d *direction) setPacing() {
 	}
 	limit := unpaced
 	if d.pacedGrant > 0 {
-		limit = rate + rate/32
+		limit = min(rate+rate/32, uint64(^uintptr(0))) // an unsigned long of the kernel
 	}
 	if limit != d.pacingRate {
 		if unix.SetsockoptUint64(d.dst.fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, limit) != nil {

@@ -34,7 +34,7 @@ type loop struct {
 	wakeFD        int // eventfd; written with mu, which others need to read it
 	registrations []registration
 	events        [128]unix.EpollEvent
-	timeout       unix.Timespec
+	timeout       [2]int64               // struct __kernel_timespec, of 64-bit words on every processor
 	deferred      []func(now leaky.Time) // work for the next round
 	spare         []func(now leaky.Time)
 	scratch       []byte // data on its way from one socket to another
@@ -269,7 +269,8 @@ func (l *loop) poll(timeout leaky.Time) int {
 	if !short {
 		timeout -= leaky.FromDuration(time.Millisecond)
 	}
-	l.timeout = unix.NsecToTimespec(int64(min(timeout, leaky.Forever/2).Duration()))
+	ns := int64(min(timeout, leaky.Forever/2).Duration())
+	l.timeout = [2]int64{ns / 1e9, ns % 1e9}
 	n, errno := l.epollWait(short)
 	if errno != 0 { // EINTR
 		return 0

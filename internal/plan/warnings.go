@@ -135,10 +135,15 @@ func (p *Plan) timeoutWarnings() (all []string) {
 
 // HostWarnings describes what keeps this host from running the configuration as intended.
 func (p *Plan) HostWarnings() (all []string) {
-	if p.Shapes() {
-		if err := bpf.ProbeShape(); err != nil {
-			all = append(all, fmt.Sprintf("\"run\" would fail on this host: %v", err))
-		}
+	var err error
+	if len(p.Config.Attach) > 0 {
+		err = bpf.CheckProcessor()
+	}
+	if err == nil && p.Shapes() {
+		err = bpf.ProbeShape()
+	}
+	if err != nil {
+		all = append(all, fmt.Sprintf("\"run\" would fail on this host: %v", err))
 	}
 	// Without the privileges to look there is no warning: any user can check a configuration.
 	foreign, _ := bpf.FindForeign(p.Config.Daemon.PinPath, p.Config.Attach)

@@ -133,5 +133,4 @@ func toSockaddr(a netip.AddrPort, scope uint32, sa *unix.RawSockaddrInet6) (size
 type mmsghdr struct {
 	header unix.Msghdr
 	len    uint32
-	_      [4]byte
 }

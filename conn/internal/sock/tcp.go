@@ -135,7 +135,7 @@ func (p *Pieces) Send(fd int, b []byte, size int) (int, unix.Errno) {
 	for i := range int(sent) {
 		total += int(p.headers[i].len)
 	}
-	if last := &p.headers[sent-1]; int(sent) < n && uint64(last.len) == p.vectors[sent-1].Len {
+	if last := &p.headers[sent-1]; int(sent) < n && uint64(last.len) == uint64(p.vectors[sent-1].Len) {
 		// The error that ended the call is not reported, and may be lost: a reset.
 		more, errno := Send(fd, whole[total:][:min(size, len(whole)-total)])
 		if errno != 0 && errno != unix.EAGAIN {

@@ -154,7 +154,7 @@ func (b *Batch) Message(i int) Message {
 	m.Size = len(m.Data)
 	for control := b.controls[i][:h.header.Controllen]; len(control) >= unix.SizeofCmsghdr; {
 		c := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
-		if c.Len < unix.SizeofCmsghdr || c.Len > uint64(len(control)) {
+		if c.Len < unix.SizeofCmsghdr || uint64(c.Len) > uint64(len(control)) {
 			break
 		}
 		info := control[unix.SizeofCmsghdr:c.Len]
