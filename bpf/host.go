@@ -3,6 +3,7 @@ package bpf
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -61,6 +62,15 @@ func versionBefore(release string, major, minor int) bool {
 	var is, isMinor int
 	_, _ = fmt.Sscanf(release, "%d.%d", &is, &isMinor)
 	return is < major || is == major && isMinor < minor
+}
+
+// explainAlignment adds to an error of the verifier that the processor is the reason: kernels for some, such as
+// riscv64, let no program read a word across its natural alignment.
+func explainAlignment(err error) error {
+	if err == nil || !strings.Contains(err.Error(), "misaligned packet access") {
+		return err
+	}
+	return fmt.Errorf("the packet plane needs a kernel with efficient unaligned access, and this one, for %s, has none: use a [[listen]] instead (%w)", runtime.GOARCH, err)
 }
 
 // explainOldKernel adds to an error that the kernel is too old for the programs, if it is.

@@ -55,6 +55,20 @@ func TestParseTimeOffsets(t *testing.T) {
 	}
 }
 
+func TestExplainAlignment(t *testing.T) {
+	odd := errors.New("program shaperd_tc: load program: invalid argument")
+	if err := explainAlignment(odd); err.Error() != odd.Error() {
+		t.Error(err)
+	}
+	misaligned := errors.New("program shaperd_tc: load program: permission denied: misaligned packet access off 2+0+0+0 size 8")
+	if err := explainAlignment(misaligned); !errors.Is(err, misaligned) || !strings.Contains(err.Error(), "unaligned access") {
+		t.Error(err)
+	}
+	if err := explainAlignment(nil); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestExplainOldKernel(t *testing.T) {
 	odd := errors.New("program shaperd_tc: load program: invalid argument")
 	for release, old := range map[string]bool{"5.15.0-generic": true, "6.0.19": true, "6.1.0-56-cloud-amd64": false, "7.0.1": false} {

@@ -97,7 +97,7 @@ func (k *kernel) loadPrograms(key programKey, since uint32) (*programs, error) {
 	p := &programs{limit: cmp.Or(tc.Limit, xdp.Limit), replies: other.Replies, limits: key.at.MaxLimits}
 	if err != nil {
 		p.close()
-		return nil, explainOldKernel(err)
+		return nil, explainOldKernel(explainAlignment(err))
 	}
 	return p, nil
 }

@@ -400,7 +400,7 @@ func TestPolicy_SegmentTables(t *testing.T) {
 	}
 }
 
-func number(a, b uint32) int { return int(int64(a) - int64(b)) }
+func number(a, b uint32) int { return int(max(-1, min(int64(a)-int64(b), 1))) }
 
 // segment returns the value of the segment that contains at.
 func segment[K, V comparable](t *testing.T, segments iter.Seq2[K, V], at K, compare func(a, b K) int) V {
