@@ -20,9 +20,11 @@ packages = $(shell $(GO) list ./... | grep -v '/test/')
 .PHONY: all
 all: build
 
+compile = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+
 .PHONY: build
 build:
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/shaperd ./cmd/shaperd
+	$(compile) -o bin/shaperd ./cmd/shaperd
 
 # Needs root: the tests create network namespaces and switch users. Longer tests run in test-kernels and test-long.
 .PHONY: test
@@ -56,7 +58,7 @@ unit: build asn valkey
 # Tests of the built binary. They measure time and therefore run alone.
 .PHONY: outside
 outside: deps build unit
-	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m -skip '^TestKernels|^TestLong|^TestKeepalived' $(filter-out %/test/examples,$(shell $(GO) list ./test/...))
+	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m -skip '^TestKernels|^TestPackages|^TestProcessors|^TestLong|^TestKeepalived' $(filter-out %/test/examples,$(shell $(GO) list ./test/...))
 
 # The examples for other products, with these.
 .PHONY: test-examples
@@ -68,6 +70,25 @@ test-examples: deps build
 .PHONY: test-kernels
 test-kernels: deps build vm-kernels
 	$(GO) test -count=1 -timeout 20m -run '^TestKernels' ./test/vm
+
+# The Debian releases that tests boot, installed once. Needs root.
+.PHONY: vm-debian
+vm-debian: deps
+	packaging/install-tools vm
+	test/vm/debian.sh '$(vm)'
+
+# Kernels for the other processors that packages are built for, fetched once.
+.PHONY: vm-processors
+vm-processors: deps
+	packaging/install-tools vm
+	test/vm/processors.sh '$(vm)'
+
+# The Debian package, installed, upgraded and removed in these releases, and the program of each processor.
+.PHONY: test-packages
+test-packages: deps build vm-debian vm-processors
+	for version in 1.0.0 2.0.0; do $(MAKE) deb ARCH=amd64 VERSION=$$version PACKAGE_VERSION=$$version DIST='$(CURDIR)/build/test-packages'; done
+	for arch in arm64 armv7 riscv64; do $(MAKE) packages ARCH=$$arch VERSION=2.0.0 PACKAGE_VERSION=2.0.0 DIST='$(CURDIR)/build/test-packages'; done
+	$(GO) test -count=1 -timeout 30m -run '^(TestPackages|TestProcessors)$$' ./test/vm
 
 # Long tests: everything under the race detector, the tests called TestLong, every benchmark once.
 .PHONY: test-long
@@ -232,27 +253,7 @@ fuzz:
 		$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime '$(FUZZTIME)' -fuzzminimizetime 1s "$${file%/*}" </dev/null; \
 	done
 
-# Manual pages carry the date of the last commit.
-.PHONY: install
-install: export SOURCE_DATE_EPOCH ?= $(shell git -c safe.directory='$(CURDIR)' log -1 --format=%ct 2>/dev/null)
-install: build
-	install -D -m 0755 bin/shaperd '$(DESTDIR)/usr/bin/shaperd'
-	install -D -m 0644 systemd/shaperd.service '$(DESTDIR)/usr/lib/systemd/system/shaperd.service'
-	install -D -m 0644 systemd/shaperd.sysusers '$(DESTDIR)/usr/lib/sysusers.d/shaperd.conf'
-	install -D -m 0644 systemd/shaperd.catalog '$(DESTDIR)/usr/lib/systemd/catalog/shaperd.catalog'
-	install -d -m 0755 '$(DESTDIR)/etc/shaperd/conf.d'
-	install -d -m 0755 '$(DESTDIR)/usr/share/doc/shaperd/examples'
-	install -d -m 0755 '$(DESTDIR)/usr/share/man/man8'
-	bin/shaperd man --dir '$(DESTDIR)/usr/share/man/man8'
-	install -d -m 0755 '$(DESTDIR)/usr/share/bash-completion/completions' '$(DESTDIR)/usr/share/zsh/vendor-completions' '$(DESTDIR)/usr/share/fish/vendor_completions.d'
-	bin/shaperd completion bash >'$(DESTDIR)/usr/share/bash-completion/completions/shaperd'
-	bin/shaperd completion zsh >'$(DESTDIR)/usr/share/zsh/vendor-completions/_shaperd'
-	bin/shaperd completion fish >'$(DESTDIR)/usr/share/fish/vendor_completions.d/shaperd.fish'
-	install -m 0644 CHANGELOG.md LICENSE NOTICE '$(DESTDIR)/usr/share/doc/shaperd/'
-	install -m 0644 configs/*.toml configs/*.json configs/alerts.yml configs/prometheus.yml systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
-	cp -R --no-preserve=mode,ownership configs/ansible configs/keepalived configs/kubernetes '$(DESTDIR)/usr/share/doc/shaperd/examples/'
-	install -D -m 0644 configs/fail2ban/shaperd.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/fail2ban/shaperd.conf'
-	install -D -m 0755 configs/crowdsec/shaperd-bouncer '$(DESTDIR)/usr/share/doc/shaperd/examples/crowdsec/shaperd-bouncer'
+include packaging/packages.mk
 
 .PHONY: clean
 clean:

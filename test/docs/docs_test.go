@@ -27,7 +27,7 @@ var (
 	heading  = regexp.MustCompile(`(?m)^#+ (.+)$`)
 	link     = regexp.MustCompile(`\]\(([^()\s]+)\)`)
 	dropped  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
-	path     = regexp.MustCompile(`^(api|bpf|cmd|configs|conn|control|docs|leaky|scripts|shaper|systemd|test)(/[\w.-]+)+$`)
+	path     = regexp.MustCompile(`^(api|bpf|cmd|configs|conn|control|debian|docs|leaky|packaging|scripts|shaper|systemd|test)(/[\w.-]+)+$`)
 	metric   = regexp.MustCompile(`\bshaperd_[a-z_]+[a-z]\b`)
 	defined  = regexp.MustCompile(`\bdesc\("(\w+)"`)
 )
