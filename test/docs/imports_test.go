@@ -51,6 +51,7 @@ var allowed = map[string][]string{
 	"internal/daemon":        {"api", "bpf", "cluster", "cluster/member", "cluster/peer", "conn", "conn/adaptive", "conn/tproxy", "control", "control/metrics", "control/monitor", "internal/explain", "internal/logging", "internal/plan", "internal/quotafile", "internal/safefile", "internal/sharing", "internal/shedding", "leaky", "leaky/pacer", "shaper", "shaper/config", "shaper/quota"},
 	"internal/cli":           {"api", "bpf", "conn/tproxy", "control", "internal/daemon", "internal/doctor", "internal/explain", "internal/plan", "internal/safefile", "internal/term", "shaper", "shaper/config"},
 	"cmd/shaperd":            {"internal/cli"},
+	"packaging/oci":          nil,
 	"systemd":                nil,
 	"test/bench":             {"shaper/config", "test/lab", "test/lab/plot"},
 	"test/demo":              {"test/lab", "test/lab/plot"},
