@@ -69,6 +69,8 @@ var allowed = map[string][]string{
 	"test/page":              nil,
 	"test/vm":                nil,
 	"test/vm/guest":          nil,
+	"test/vm/installed":      nil,
+	"test/vm/portable":       nil,
 	"test/bench/naive":       nil,
 }
 

@@ -16,4 +16,8 @@
 // "make vm-kernels" downloads the kernels to build/vm. To run some tests in one kernel:
 //
 //	go test ./test/vm -run TestKernels/6.12 -v -vm.run TestIFB
+//
+// TestPackages boots Debian 12 and 13 from a disk with systemd as their first process, and installs, upgrades and
+// removes the Debian package there: package installed. TestProcessors runs the program of each other processor:
+// package portable. "make test-packages" runs both, and debian.sh and processors.sh fetch what they boot.
 package vm

@@ -34,15 +34,16 @@ type suite struct {
 // name returns the suite's name in the guest and in test names.
 func (s suite) name() string { return path.Base(s.pkg) }
 
-// build compiles the suites' tests into dir, as static binaries: the guest has no Go and few libraries.
-func build(ctx context.Context, dir string, suites []suite) error {
+// build compiles the suites' tests for a processor into dir, as static binaries: the guest has no Go and few
+// libraries.
+func build(ctx context.Context, arch, dir string, suites []suite) error {
 	args := []string{"test", "-c", "-tags", "vmguest", "-trimpath", "-ldflags", "-s -w", "-o", dir + "/"}
 	for _, s := range suites {
 		args = append(args, "./"+s.pkg)
 	}
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = repoRoot
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+strings.TrimSuffix(arch, "v7"), "GOARM=7")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("compile the guest's tests: %w\n%s", err, out)
 	}
@@ -68,22 +69,30 @@ func makeImage(dir, binaries string, suites []suite, flags ...string) ([]byte, e
 	if err := a.copy("/bin/shaperd", daemon); err != nil {
 		return nil, err
 	}
-	if err := a.addModules(filepath.Join(dir, "modules")); err != nil {
+	if err := a.addModules(filepath.Join(dir, "modules"), modules); err != nil {
 		return nil, err
 	}
+	if err := a.addSuites(binaries, suites, flags); err != nil {
+		return nil, err
+	}
+	return a.end(), nil
+}
+
+// addSuites adds suites, in the order in which they run.
+func (a *archive) addSuites(binaries string, suites []suite, flags []string) error {
 	var order []string
 	for _, s := range suites {
 		if err := a.addSuite(s, binaries, flags); err != nil {
-			return nil, err
+			return err
 		}
 		order = append(order, s.name())
 	}
 	a.add("/suites/order", 0o644, lines(order))
-	return a.end(), nil
+	return nil
 }
 
-func (a *archive) addModules(dir string) error {
-	files, err := loadOrder(dir, modules)
+func (a *archive) addModules(dir string, names []string) error {
+	files, err := loadOrder(dir, names)
 	if err != nil {
 		return err
 	}

@@ -2,8 +2,8 @@
 # The first process of a guest. It sets up the system that tests expect, runs them, and
 # powers off. If it ends before that, the kernel panics.
 #
-# The tests write to the second serial port, so that kernel messages do not mix with their
-# output. Lines that start with the byte 1 are framing.
+# The tests write to the second serial port, if there is one, so that kernel messages do not mix
+# with their output. Lines that start with the byte 1 are framing.
 set -eu
 export PATH=/bin:/usr/bin HOME=/root TMPDIR=/tmp
 
@@ -19,13 +19,14 @@ while read -r module; do
 	insmod "$module"
 done </modules/order
 for link in dummy0 ifb0 ifb1; do # created by the modules
-	/bin/ip link delete "$link"
+	[ ! -e "/sys/class/net/$link" ] || ip link delete "$link"
 done
 ip link set lo up
 echo 127.0.0.1 localhost >/etc/hosts
 
-stty -F /dev/ttyS1 raw
-exec 3>/dev/ttyS1
+port=/dev/${output:-ttyS1} # from the kernel command line
+stty -F "$port" raw
+exec 3>"$port"
 read -r uptime _ </proc/uptime
 printf '\001booted %s %s\n' "$(uname -r)" "$uptime" >&3
 while read -r suite; do
@@ -40,5 +41,5 @@ while read -r suite; do
 	printf '\001end %s\n' "$status" >&3
 done </suites/order
 printf '\001off\n' >&3
-stty -F /dev/ttyS1 raw # waits until the output is sent
+stty -F "$port" raw # waits until the output is sent
 poweroff -f

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 )
@@ -39,7 +40,7 @@ var kernels = []string{"6.1", "6.12"}
 func TestKernels(t *testing.T) {
 	binaries := t.TempDir()
 	began := time.Now()
-	if err := build(t.Context(), binaries, suites(kernels[0])); err != nil {
+	if err := build(t.Context(), "amd64", binaries, suites(kernels[0])); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("compiled the tests in %.1f s", time.Since(began).Seconds())
@@ -58,10 +59,7 @@ func TestKernels(t *testing.T) {
 }
 
 func testKernel(t *testing.T, kernel, binaries string, list []suite) {
-	dir := filepath.Join(repoRoot, "build/vm", kernel)
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		t.Fatalf("%v: run \"make vm-kernels\" to fetch it", err)
-	}
+	dir := installed(t, kernel, "make vm-kernels")
 	began := time.Now()
 	// A hanging test times out before the guest does, and prints its stacks.
 	image, err := makeImage(dir, binaries, list, "-test.shuffle=on", fmt.Sprint("-test.timeout=", *timeoutFlag*3/4))
@@ -70,7 +68,12 @@ func testKernel(t *testing.T, kernel, binaries string, list []suite) {
 	}
 	ctx, cancel := guestContext(t)
 	defer cancel()
-	output, console, cpu, err := boot(ctx, t.TempDir(), filepath.Join(dir, "vmlinuz"), image)
+	temp := t.TempDir()
+	m := machine{kernel: filepath.Join(dir, "vmlinuz"), initrd: filepath.Join(temp, "image"), options: slices.Concat(options, []string{"console=ttyS0"})}
+	if err := os.WriteFile(m.initrd, image, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	output, console, cpu, err := boot(ctx, temp, m)
 	took := time.Since(began)
 	if err != nil {
 		t.Error(err)
@@ -100,6 +103,19 @@ func testKernel(t *testing.T, kernel, binaries string, list []suite) {
 		}
 		t.Logf("last lines of the console:\n%s", lastLines(console, 50))
 	}
+}
+
+// installed returns the directory of a kernel or a release, which the command makes.
+func installed(t *testing.T, name, command string) string {
+	t.Helper()
+	dir, err := filepath.Abs(filepath.Join(repoRoot, "build/vm", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("%v: run %q to fetch it", err, command)
+	}
+	return dir
 }
 
 // guestContext returns the context of a guest. It expires early enough for t to report it.

@@ -1,0 +1,111 @@
+//go:build vmguest
+
+package installed
+
+import (
+	"os"
+	"os/exec"
+	"os/user"
+	"strings"
+	"testing"
+
+	"shaperd.dev/shaperd/internal/testutil"
+)
+
+// TestSecond finds the service as it was before the reboot, upgrades and removes it.
+func TestSecond(t *testing.T) {
+	serve(t)
+	steps(
+		t,
+		step{"reboot", testReboot},
+		step{"upgrade", testUpgrade},
+		step{"remove", testRemove},
+		step{"install again", func(t *testing.T) {
+			install(t, "new.deb")
+			traffic(t)
+		}},
+		step{"purge", testPurge},
+	)
+}
+
+func testReboot(t *testing.T) {
+	expect(t, "ActiveState", "active")
+	expect(t, "NRestarts", "0")
+	traffic(t)
+	testutil.WaitFor(t, "the attachment", attached(t))
+	if out := run(t, "shaperd", "blocks"); !strings.Contains(out, "192.0.2.0/24") {
+		t.Errorf("the block is missing:\n%s", out)
+	}
+}
+
+// testUpgrade keeps a connection while the old daemon drains, and connects meanwhile.
+func testUpgrade(t *testing.T) {
+	old, pid := run(t, "shaperd", "version"), property(t, "MainPID")
+	established := dial(t, "tcp", "127.0.0.1:80")
+	exchange(t, established)
+
+	upgrade := exec.Command("dpkg", "-i", "/mnt/guest/new.deb")
+	var out testutil.Buffer
+	upgrade.Stdout, upgrade.Stderr = &out, &out
+	if err := upgrade.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for property(t, "ActiveState") == "active" {
+		if exited := try("ps", "-o", "stat=", "-p", pid); exited == "" {
+			break
+		}
+	}
+	exchange(t, established)
+	waiting := dial(t, "tcp", "127.0.0.1:80")
+	established.Close()
+	exchange(t, waiting)
+	if err := upgrade.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	if now := run(t, "shaperd", "version"); now == old {
+		t.Errorf("the version is still %s", now)
+	}
+	if now := property(t, "MainPID"); now == pid {
+		t.Error("the old daemon still runs")
+	}
+	expect(t, "ActiveState", "active")
+	exchange(t, waiting)
+	traffic(t)
+	if text, err := os.ReadFile(configFile); err != nil || string(text) != transparentConfig {
+		t.Errorf("the configuration changed: %v\n%s", err, text)
+	}
+	if out := run(t, "shaperd", "blocks"); !strings.Contains(out, "192.0.2.0/24") {
+		t.Errorf("the block is missing:\n%s", out)
+	}
+}
+
+// testRemove checks that a removal leaves the configuration, and nothing in the kernel.
+func testRemove(t *testing.T) {
+	run(t, "apt-get", "-q", "-y", "remove", "shaperd")
+	if _, err := os.Stat(configFile); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat("/sys/fs/bpf/shaperd"); err == nil {
+		t.Errorf("pins are left:\n%s", try("find", "/sys/fs/bpf/shaperd"))
+	}
+	if rules := run(t, "nft", "list", "ruleset"); rules != "" {
+		t.Errorf("rules are left:\n%s", rules)
+	}
+	if rules := run(t, "ip", "rule"); strings.Contains(rules, "fwmark") {
+		t.Errorf("routing rules are left:\n%s", rules)
+	}
+}
+
+func testPurge(t *testing.T) {
+	run(t, "apt-get", "-q", "-y", "purge", "shaperd")
+	left := run(t, "find", "/", "-name", "*shaperd*", "-not", "-path", "/proc/*", "-not", "-path", "/mnt/guest/*")
+	if left != "" {
+		t.Errorf("these are left:\n%s", left)
+	}
+	if _, err := user.Lookup("shaperd"); err == nil {
+		t.Error("the user is left")
+	}
+	if failed := run(t, "systemctl", "--failed", "--no-legend"); failed != "" {
+		t.Errorf("units failed:\n%s", failed)
+	}
+}
