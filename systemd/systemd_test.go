@@ -1,7 +1,6 @@
-// Package systemd tests the files that run shaperd as a systemd service. It needs
-// root, the tools of the Debian packages systemd and procps, and a built binary:
-// the file that SHAPERD_BIN names, or bin/shaperd at the top of the repository.
-// No test starts a service manager or changes the host.
+// Package systemd tests the files that run shaperd as a systemd service, by the tools of systemd and
+// with a built binary: the file that SHAPERD_BIN names, or bin/shaperd at the top of the repository.
+// No test starts a service manager: those that need one are in test/vm/installed.
 package systemd
 
 import (

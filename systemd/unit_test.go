@@ -63,11 +63,6 @@ func parseUnit(t testing.TB, text string) unit {
 	return u
 }
 
-// list returns the words of all lines of a setting.
-func (u unit) list(key string) []string {
-	return strings.Fields(strings.Join(u["Service"][key], " "))
-}
-
 // service returns the value of a setting that occurs once in [Service].
 func (u unit) service(t testing.TB, key string) string {
 	t.Helper()
