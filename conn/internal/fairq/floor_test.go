@@ -14,22 +14,20 @@ const largest = 1000
 
 // floorTree is a root with some leaves of its own, and with nodes with floors that have others.
 type floorTree struct {
-	root     Node[item]
-	own      [3]*Node[item]
-	classes  [3]*Node[item]
-	percent  [3]int
-	leaves   [3][4]*Node[item]
-	most     leaky.Time    // that backlogged children of the root ever weighed
-	all      float64       // service
-	served   [3]float64    // of classes
-	lag, low [3]float64    // what a class is owed during a backlogged period, and the least of it; see note
-	jumps    map[bool]int  // services by whether they were out of turn
-	gone     []*Node[item] // in service: moved on, and not charged yet
-	cost     map[*Node[item]]leaky.Time
+	root    Node[item]
+	own     [3]*Node[item]
+	classes [3]*Node[item]
+	percent [3]int
+	leaves  [3][4]*Node[item]
+	most    leaky.Time   // that backlogged children of the root ever weighed
+	all     float64      // service
+	served  [3]float64   // of classes
+	low     [3]float64   // the least of what a class is owed since it became backlogged
+	jumps   map[bool]int // services by whether they were out of turn
 }
 
 func newFloorTree(percent [3]int) *floorTree {
-	t := &floorTree{percent: percent, jumps: map[bool]int{}, cost: map[*Node[item]]leaky.Time{}}
+	t := &floorTree{percent: percent, jumps: map[bool]int{}}
 	for i := range t.own {
 		leaf := t.root.Child()
 		t.own[i] = &leaf
@@ -90,8 +88,7 @@ func (t *floorTree) end(leaf *Node[item], cost leaky.Time) {
 	leaf.EndService()
 }
 
-// note records a service, and checks floors against it: a class that is backlogged gets its part of all service, but for two units of
-// its own and one of each class with a floor.
+// note records a service.
 func (t *floorTree) note(leaf *Node[item], cost leaky.Time) {
 	t.all += float64(cost)
 	for c, class := range t.classes {
@@ -101,6 +98,8 @@ func (t *floorTree) note(leaf *Node[item], cost leaky.Time) {
 	}
 }
 
+// checkFloors checks that a class that is backlogged gets its part of all service, but for one unit of its own, and the part of one of
+// each class with a floor and of one more.
 func (t *floorTree) checkFloors(fatal func(string, ...any)) {
 	for c, class := range t.classes {
 		f := float64(t.percent[c]) / 100
@@ -139,7 +138,7 @@ func (t *floorTree) checkTags(fatal func(string, ...any)) {
 			fatal("%.0f of weight lag %.3f units, want at most %.3f", weights, sum/largest, most)
 		}
 	}
-	if err := r.Check(); err != nil && len(t.gone) == 0 {
+	if err := r.Check(); err != nil {
 		fatal("%v", err)
 	}
 }
