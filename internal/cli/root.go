@@ -138,7 +138,7 @@ monitoring plugins.`,
 			holdCommand(e), resumeCommand(e), bypassCommand(e), reloadCommand(e), stopCommand(e),
 		},
 		groupHost: {
-			runCommand(e), checkCommand(e), tryCommand(e), detachCommand(e), rulesCommand(e), doctorCommand(e), versionCommand(e), completionCommand(e), manCommand(e),
+			runCommand(e), checkCommand(e), convertCommand(e), tryCommand(e), detachCommand(e), rulesCommand(e), doctorCommand(e), versionCommand(e), completionCommand(e), manCommand(e),
 		},
 	} {
 		for _, verb := range verbs {
