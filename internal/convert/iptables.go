@@ -74,6 +74,11 @@ func (t *iptables) convert(c *ipChain, i int) (why string) {
 	if why != "" {
 		return why
 	}
+	if r.hash != nil {
+		for _, option := range r.hash.ofTable {
+			t.leaveOut(r.line, option, "shaperd has one table for all limits, [daemon] max_buckets, and a bucket is forgotten when it has drained")
+		}
+	}
 	attach := t.attach(r, device, direction)
 	name := fmt.Sprintf("line-%d", r.line)
 	if r.hash != nil && r.hash.name != "" {
@@ -82,9 +87,7 @@ func (t *iptables) convert(c *ipChain, i int) (why string) {
 	table := t.add("limit", name, r.line, r.text)
 	table.keys[0].comment = fmt.Sprintf("line %d", r.line)
 	table.set("match", "{ attach = "+quote(attach)+match+" }", r.line, "-A "+c.name+" "+r.same)
-	for _, k := range l {
-		table.keys = append(table.keys, k)
-	}
+	table.keys = append(table.keys, l...)
 	return ""
 }
 

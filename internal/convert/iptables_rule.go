@@ -37,6 +37,8 @@ type ipCount struct {
 	name   string
 	mask   string // of the key, an IPv4 prefix
 	ofDest bool   // --connlimit-daddr
+
+	ofTable []string // options of the table of hashlimit
 }
 
 // read reads the table filter.
@@ -206,7 +208,8 @@ func (r *ipRule) setCount(option, value string) bool {
 		c.mask = value
 	case isConn && (name == "saddr" || name == "daddr"):
 		c.ofDest = name == "daddr"
-	case isHash && strings.HasPrefix(name, "htable-"): // shaperd has one table, and forgets a bucket when it has drained
+	case isHash && strings.HasPrefix(name, "htable-"):
+		c.ofTable = append(c.ofTable, option+" "+value)
 	default:
 		r.unknown = append(r.unknown, strings.TrimSpace(option+" "+value))
 	}
