@@ -49,37 +49,41 @@ func (e *SyntaxError) Error() string { return fmt.Sprintf("line %d: %s", e.Line,
 type draft struct {
 	tables  []*table
 	leftOut []Omission
+	names   map[string]bool // that are taken: of limits, and of listeners and attachments
 }
 
 // A table is a TOML table.
 type table struct {
-	kind string // "listen", "attach" or "limit"
-	at   Omission
-	keys []key
+	kind    string // "listen", "attach" or "limit"
+	name    string
+	at      Omission
+	keys    []key
+	listens []string // the listeners that a limit matches, the value of its key "match"
 }
 
 // A key is a line of a table.
 type key struct {
-	name, value string // TOML
+	name, value string   // TOML
+	from        Omission // the line it comes from, if one
 	comment     string
 	optional    bool // the table still means the same without it, except for this
 }
 
 // add appends a table that comes from a line.
 func (d *draft) add(kind, name string, line int, text string) *table {
-	t := &table{kind: kind, at: Omission{Line: line, Text: text}}
+	t := &table{kind: kind, name: d.unique(kind, name), at: Omission{Line: line, Text: text}}
 	d.tables = append(d.tables, t)
-	t.set("name", quote(d.unique(kind, name)), line, text)
+	t.set("name", quote(t.name), line, text)
 	return t
 }
 
 func (d *draft) leaveOut(line int, text, format string, args ...any) {
-	d.leftOut = append(d.leftOut, Omission{line, printable(text), fmt.Sprintf(format, args...)})
+	d.leftOut = append(d.leftOut, Omission{line, cmp.Or(short(text), `""`), clean(fmt.Sprintf(format, args...))})
 }
 
 // set sets a key. The text is that of the line it comes from.
 func (t *table) set(name, value string, line int, text string) {
-	t.keys = append(t.keys, key{name: name, value: value, comment: fmt.Sprintf("line %d: %s", line, printable(text))})
+	t.keys = append(t.keys, key{name: name, value: value, from: Omission{Line: line, Text: text}, comment: fmt.Sprintf("line %d: %s", line, short(text))})
 }
 
 // option is set, for a key that may be left out if shaperd does not support its value.
@@ -90,13 +94,20 @@ func (t *table) option(name, value string, line int, text string) {
 
 // implied sets a key to what the other program does without saying so.
 func (t *table) implied(name, value, why string) {
-	t.keys = append(t.keys, key{name: name, value: value, comment: why})
+	t.keys = append(t.keys, key{name: name, value: value, comment: clean(why)})
 }
 
-// name returns the value of the key "name".
-func (t *table) name() string {
-	name, _ := strconv.Unquote(t.keys[0].value)
-	return name
+// match makes a limit match a listener.
+func (t *table) match(listen string, line int, text string) {
+	t.set("match", "", line, text)
+	t.listens = []string{listen}
+}
+
+// addListen makes a limit match another listener too.
+func (t *table) addListen(name string) {
+	if !slices.Contains(t.listens, name) {
+		t.listens = append(t.listens, name)
+	}
 }
 
 // unique returns a valid name that no other table of its kind has.
@@ -108,15 +119,15 @@ func (d *draft) unique(kind, name string) string {
 		return '-'
 	}, name)
 	name = name[:min(len(name), 56)]
-	taken := func(name string) bool {
-		return slices.ContainsFunc(d.tables, func(t *table) bool {
-			return len(t.keys) > 0 && (t.kind == "limit") == (kind == "limit") && t.name() == name
-		})
-	}
+	group := strconv.FormatBool(kind == "limit") + " "
 	free := name
-	for i := 2; free == "" || taken(free); i++ {
+	for i := 2; free == "" || d.names[group+free]; i++ {
 		free = fmt.Sprintf("%s-%d", name, i)
 	}
+	if d.names == nil {
+		d.names = map[string]bool{}
+	}
+	d.names[group+free] = true
 	return free
 }
 
@@ -149,7 +160,7 @@ func (d *draft) finish(program, file string) Result {
 		return r
 	}
 	var head strings.Builder
-	fmt.Fprintf(&head, "# Converted by \"shaperd convert %s\" from %s.\n", program, printable(file))
+	fmt.Fprintf(&head, "# Converted by \"shaperd convert %s\" from %s.\n", program, short(file))
 	if len(r.LeftOut) > 0 {
 		head.WriteString("#\n# Left out:\n")
 		for _, o := range r.LeftOut {
@@ -163,13 +174,35 @@ func (d *draft) finish(program, file string) Result {
 // bound removes the tables beyond the numbers that shaperd supports.
 func (d *draft) bound() {
 	most := map[string]int{"limit": config.MaxLimits, "attach": 64, "listen": 1024}
-	d.tables = slices.DeleteFunc(d.tables, func(t *table) bool {
-		most[t.kind]--
-		if most[t.kind] < 0 {
-			d.leaveOut(t.at.Line, t.at.Text, "shaperd does not support that many: [[%s]]", t.kind)
+	var beyond []*table
+	for _, t := range d.tables {
+		if most[t.kind]--; most[t.kind] < 0 {
+			beyond = append(beyond, t)
 		}
-		return most[t.kind] < 0
-	})
+	}
+	d.remove("shaperd does not support that many", beyond...)
+}
+
+// remove leaves tables out, and limits that match no other listener.
+func (d *draft) remove(why string, tables ...*table) {
+	removed, listeners := map[*table]bool{}, map[string]bool{}
+	for _, t := range tables {
+		d.leaveOut(t.at.Line, t.at.Text, "%s", why)
+		removed[t] = true
+		listeners[t.name] = listeners[t.name] || t.kind == "listen"
+	}
+	d.tables = slices.DeleteFunc(d.tables, func(t *table) bool { return removed[t] })
+	var idle []*table
+	for _, t := range d.tables {
+		had := len(t.listens)
+		t.listens = slices.DeleteFunc(t.listens, func(name string) bool { return listeners[name] })
+		if had > 0 && len(t.listens) == 0 {
+			idle = append(idle, t)
+		}
+	}
+	if len(idle) > 0 {
+		d.remove("its listener is left out", idle...)
+	}
 }
 
 // removeRefused removes the optional keys and the tables that err is about. If it is about none of them, all are removed: a
@@ -191,7 +224,7 @@ func (d *draft) removeRefused(err error) {
 			}
 			if i := m.Line - first - 1; i >= 0 && t.keys[i].optional {
 				keep = slices.DeleteFunc(keep, func(k key) bool { return k.name == t.keys[i].name })
-				d.leaveOut(t.at.Line, t.keys[i].name+" = "+t.keys[i].value, "shaperd does not support it: %s", m.Msg)
+				d.leaveOut(t.keys[i].from.Line, t.keys[i].from.Text, "shaperd does not support it: %s", m.Msg)
 				removed = true
 				continue
 			}
@@ -199,16 +232,12 @@ func (d *draft) removeRefused(err error) {
 		}
 		t.keys = keep
 		if len(refused) > 0 {
-			d.leaveOut(t.at.Line, t.at.Text, "shaperd does not support it: %s", strings.Join(refused, "; "))
-			d.tables = slices.DeleteFunc(d.tables, func(other *table) bool { return other == t })
+			d.remove("shaperd does not support it: "+strings.Join(refused, "; "), t)
 			removed = true
 		}
 	}
 	if !removed {
-		for _, t := range d.tables {
-			d.leaveOut(t.at.Line, t.at.Text, "shaperd does not support it: %s", err)
-		}
-		d.tables = nil
+		d.remove("shaperd does not support it: "+err.Error(), slices.Clone(d.tables)...)
 	}
 }
 
@@ -219,9 +248,12 @@ func (d *draft) render(head string) string {
 	for _, t := range d.tables {
 		fmt.Fprintf(&b, "\n[[%s]]\n", t.kind)
 		names, values := 0, 0
-		for _, k := range t.keys {
+		for i, k := range t.keys {
+			if k.name == "match" && len(t.listens) > 0 {
+				t.keys[i].value = "{ listen = " + quoteList(t.listens) + " }"
+			}
 			names = max(names, len(k.name))
-			if n := len(k.value); n <= 60 {
+			if n := len(t.keys[i].value); n <= 60 {
 				values = max(values, n)
 			}
 		}
@@ -234,7 +266,7 @@ func (d *draft) render(head string) string {
 
 // quote returns a TOML string.
 func quote(s string) string {
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(printable(s)) + `"`
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(clean(s)) + `"`
 }
 
 // quoteList returns a TOML string, or an array of several.
@@ -249,14 +281,19 @@ func quoteList(list []string) string {
 	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
-// printable replaces characters that have no place in a line, and shortens a long one.
-func printable(s string) string {
-	s = strings.Map(func(r rune) rune {
+// clean replaces characters that have no place in a line.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
 		if !strconv.IsPrint(r) {
 			return '?'
 		}
 		return r
 	}, strings.ToValidUTF8(s, "?"))
+}
+
+// short returns the beginning of a text.
+func short(s string) string {
+	s = clean(s)
 	if runes := []rune(s); len(runes) > 200 {
 		s = string(runes[:197]) + "..."
 	}

@@ -14,7 +14,7 @@ func (h *haproxy) bandwidth(listen *table, section, frontend *haSection) {
 		}
 		st.used = true
 		if t := h.limited[st]; t != nil {
-			t.addListen(listen.name())
+			t.addListen(listen.name)
 			continue
 		}
 		filter := haFilter{name: st.words[2], st: st, direction: "to-downstream"}
@@ -27,7 +27,7 @@ func (h *haproxy) bandwidth(listen *table, section, frontend *haSection) {
 		}
 		t := h.add("limit", filter.name, st.line, st.text())
 		h.limited[st] = t
-		t.set("match", matchListen(listen.name()), frontend.line, frontend.kind+" "+frontend.name)
+		t.match(listen.name, frontend.line, frontend.kind+" "+frontend.name)
 		t.set("key", quote(filter.key), st.line, "per stream")
 		if filter.key == "source" {
 			t.keys[len(t.keys)-1].comment = fmt.Sprintf("line %d: key src", st.line)

@@ -98,6 +98,9 @@ func (h *haproxy) binds(s *haSection) (all []string, accept *haStatement, why st
 			}
 			all = append(all, "tcp://"+address)
 		}
+		if first := s.all("bind")[0]; slices.Contains(st.words, "accept-proxy") != slices.Contains(first.words, "accept-proxy") {
+			return nil, nil, "some of its binds accept the PROXY protocol, and others do not: make it two frontends"
+		}
 		for i := 2; i < len(st.words); i++ {
 			switch option := st.words[i]; option {
 			case "accept-proxy":
@@ -287,7 +290,7 @@ func (h *haproxy) severalServers(t *table, s, backend *haSection, servers []haSe
 
 // serverLimit converts the maxconn of a single server, which frontends share, and that of the frontend.
 func (h *haproxy) serverLimit(listen *table, s, backend *haSection, servers []haServer) {
-	name := listen.name()
+	name := listen.name
 	frontend := 0
 	st := s.setting("maxconn")
 	if st != nil {
@@ -304,7 +307,7 @@ func (h *haproxy) serverLimit(listen *table, s, backend *haSection, servers []ha
 	case len(servers) > 1 || server.maxconn == 0:
 		if frontend > 0 {
 			t := h.add("limit", name+"-maxconn", st.line, st.text())
-			t.set("match", matchListen(name), s.line, s.kind+" "+s.name)
+			t.match(name, s.line, s.kind+" "+s.name)
 			t.set("max_connections", strconv.Itoa(frontend), st.line, st.text())
 			t.implied("queue_timeout", `"1h"`, "those beyond wait; in HAProxy they do in the backlog of the socket, without an end")
 		}
@@ -319,7 +322,7 @@ func (h *haproxy) serverLimit(listen *table, s, backend *haSection, servers []ha
 	}
 	t := h.add("limit", server.st.words[1]+"-maxconn", server.st.line, server.st.text())
 	h.limited[backend] = t
-	t.set("match", matchListen(name), s.line, s.kind+" "+s.name)
+	t.match(name, s.line, s.kind+" "+s.name)
 	t.set("max_connections", strconv.Itoa(server.maxconn), server.st.line, fmt.Sprintf("maxconn %d", server.maxconn))
 	if d, from := backend.time(&h.draft, "queue"); from != nil {
 		t.option("queue_timeout", duration(d), from.line, from.text())
@@ -332,16 +335,4 @@ func (h *haproxy) serverLimit(listen *table, s, backend *haSection, servers []ha
 	case frontend > 0:
 		t.set("max_queue", strconv.Itoa(max(queue, 0)), st.line, fmt.Sprintf("%s, of which %d are with the server; HAProxy leaves those beyond in the backlog, shaperd refuses them", st.text(), server.maxconn))
 	}
-}
-
-func matchListen(names ...string) string { return "{ listen = " + quoteList(names) + " }" }
-
-// addListen adds a listener to those that a limit matches.
-func (t *table) addListen(name string) {
-	k := &t.keys[slices.IndexFunc(t.keys, func(k key) bool { return k.name == "match" })]
-	list := strings.Trim(strings.TrimSuffix(strings.TrimPrefix(k.value, "{ listen = "), " }"), "[]")
-	if strings.Contains(list, quote(name)) {
-		return
-	}
-	k.value = "{ listen = [" + list + ", " + quote(name) + "] }"
 }

@@ -222,15 +222,15 @@ func (h *haproxy) reject(listen *table, s *haSection, st *haStatement, rest []st
 	}
 	of := haCount{table.statement, m[2], most, strings.Join(exempt, " ")}
 	if t := h.limited[of]; t != nil { // the frontends count in the same table
-		t.addListen(listen.name())
+		t.addListen(listen.name)
 		return ""
 	}
 	if slices.ContainsFunc(h.counts, func(c haCount) bool { return c.table == of.table && c.counter == of.counter }) {
 		return "another rule counts in the same table, with another number or other exceptions"
 	}
-	t := h.add("limit", listen.name()+name, st.line, st.text())
+	t := h.add("limit", listen.name+name, st.line, st.text())
 	h.limited[of], h.counts = t, append(h.counts, of)
-	t.set("match", matchListen(listen.name()), s.line, s.kind+" "+s.name)
+	t.match(listen.name, s.line, s.kind+" "+s.name)
 	if len(exempt) > 0 {
 		t.implied("except", "{ source = "+quoteList(exempt)+" }", "rules before it accept these")
 	}

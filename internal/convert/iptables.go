@@ -2,6 +2,7 @@ package convert
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -179,16 +180,28 @@ func (c *ipChain) drops(i int) (why string) {
 		return fmt.Sprintf("its target is %q: only those that drop what is beyond a limit are converted", r.target)
 	case r.target == "RETURN":
 		return "whether what is beyond is dropped depends on the chain it returns to"
-	case i+1 < len(c.rules) && c.rules[i+1].same == r.same && refuses(c.rules[i+1]) && c.rules[i+1].hash == nil && c.rules[i+1].conn == nil:
-		r.rejects = c.rules[i+1].rejects
-		r.target = c.rules[i+1].target
-		return ""
-	case i+1 == len(c.rules) && c.policy == "DROP":
+	}
+	for _, next := range c.rules[i+1:] {
+		counts := next.hash != nil || next.conn != nil
+		switch {
+		case next.disjoint(r):
+		case refuses(next) && !counts && next.same == r.same:
+			r.rejects, r.target = next.rejects, next.target
+			return ""
+		case refuses(next):
+		default:
+			return fmt.Sprintf("line %d may accept what is beyond it", next.line)
+		}
+	}
+	if c.policy == "DROP" {
 		r.target = "DROP"
 		return ""
 	}
-	return "whether what is beyond is dropped depends on the rules that follow: add one that drops what it matches"
+	return "nothing drops what is beyond it: add a rule that drops what it matches"
 }
+
+// ifName matches names of interfaces, and those with a "+" for what may follow.
+var ifName = regexp.MustCompile(`^[A-Za-z0-9_.:@-]+\+?$`)
 
 // place returns the interface and the direction at which a rule sees packets.
 func (t *iptables) place(c *ipChain, r *ipRule) (device, direction, why string) {
@@ -208,6 +221,9 @@ func (t *iptables) place(c *ipChain, r *ipRule) (device, direction, why string) 
 	if r.in != "" {
 		direction = "ingress"
 	}
+	if !ifName.MatchString(device) {
+		return "", "", "not the name of an interface"
+	}
 	if rest, ok := strings.CutSuffix(device, "+"); ok {
 		return rest + "*", direction, ""
 	}
@@ -221,15 +237,15 @@ func (t *iptables) attach(r *ipRule, device, direction string) string {
 		return name
 	}
 	table := t.add("attach", strings.Trim(device, "*")+"-"+direction, r.line, r.text)
-	table.keys[0].comment = fmt.Sprintf("line %d: %s", r.line, printable(device))
-	table.set("interface", quote(device), r.line, printable(device))
+	table.keys[0].comment = fmt.Sprintf("line %d: %s", r.line, device)
+	table.set("interface", quote(device), r.line, device)
 	table.implied("direction", quote(direction), map[string]string{
 		"ingress": "packets to this host, and those that it forwards: a chain of iptables sees one of them",
 		"egress":  "packets that this host forwards, and its own: a chain of iptables sees one of them",
 	}[direction])
 	table.implied("mode", `"police"`, "iptables drops, and delays nothing")
-	t.attached[at] = table.name()
-	return table.name()
+	t.attached[at] = table.name
+	return table.name
 }
 
 // match returns the rest of the key "match", with what a rule matches.

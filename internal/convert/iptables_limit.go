@@ -25,7 +25,7 @@ func (r *ipRule) limit(news bool) (keys []key, why string) {
 		case r.target == "DROP":
 			t.set("refuse_with", `"drop"`, r.line, "-j DROP")
 		case r.rejects != "tcp-reset":
-			t.implied("refuse_with", `"reset"`, "in place of --reject-with "+printable(r.rejects))
+			t.implied("refuse_with", `"reset"`, "in place of --reject-with "+r.rejects)
 		}
 	}
 	return t.keys, ""

@@ -16,7 +16,7 @@ func Nginx(file, text string) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	n := &nginx{upstreams: map[string]*ngDirective{}, zones: map[string]*ngDirective{}, limited: map[string]*table{}, counts: map[string]int{}}
+	n := &nginx{upstreams: map[string]*ngDirective{}, zones: map[string]*ngDirective{}, limited: map[string]*table{}, uses: map[string]ngZoneUse{}}
 	for _, d := range top {
 		if d.name() != "stream" || d.block == nil {
 			n.leaveOut(d.line, d.text(), "%s", ngReason(d, "it is not in the block stream"))
@@ -32,7 +32,7 @@ type nginx struct {
 	upstreams map[string]*ngDirective
 	zones     map[string]*ngDirective // limit_conn_zone, by the name of the zone
 	limited   map[string]*table       // the limits that servers share: by upstream, or zone
-	counts    map[string]int          // the number of each limit_conn that is converted, by zone
+	uses      map[string]ngZoneUse    // how servers use a zone, by its name
 }
 
 // A ngDirective is a directive.
@@ -51,6 +51,7 @@ var ngReasons = map[string]string{
 	"http": "shaperd does not read HTTP", "mail": "shaperd does not read mail", "events": "settings of the process", "worker_processes": "a setting of the process", "user": "a setting of the process",
 	"pid": "a setting of the process", "error_log": "shaperd has a log of its own", "access_log": "shaperd has a log of its own: access_log", "log_format": "shaperd has a log of its own",
 	"include": "the file is not read: convert it too", "load_module": "a setting of the process", "daemon": "a setting of the process", "worker_rlimit_nofile": "a setting of the process",
+	"least_conn": "it is for several servers", "hash": "it is for several servers, and by the address of the source", "random": "shaperd has round-robin, least-connections and source-hash",
 	"limit_conn_log_level": "shaperd has a log of its own", "preread_timeout": "shaperd does not read what is transferred", "ssl_preread": "shaperd does not read what is transferred",
 	"map": "shaperd does not choose downstreams by content", "split_clients": "shaperd does not choose downstreams by content", "geo": "use [[group]] for groups of sources", "allow": "use a limit with block = true", "deny": "use a limit with block = true",
 	"proxy_half_close": "shaperd always forwards half-closes", "proxy_next_upstream": "shaperd always tries another downstream", "proxy_buffer_size": "shaperd has no buffers of its own", "tcp_nodelay": "shaperd sends at once",
@@ -100,7 +101,7 @@ func (p *ngParser) block(inside bool, depth int) (all []*ngDirective, err error)
 			}
 			d.block = append([]*ngDirective{}, block...)
 		case kind != ';' && len(d.words) > 0:
-			return nil, &SyntaxError{p.line, fmt.Sprintf("directive %q is not ended by ;", printable(d.words[0]))}
+			return nil, &SyntaxError{p.line, fmt.Sprintf("directive %q is not ended by ;", short(d.words[0]))}
 		case kind == '}' && inside:
 			return all, nil
 		case kind == '}':

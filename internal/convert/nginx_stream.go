@@ -238,12 +238,12 @@ func (n *nginx) maxConns(listen *table, d, upstream *ngDirective, servers []ngUp
 		return
 	}
 	if t := n.limited["upstream "+upstream.words[1]]; t != nil {
-		t.addListen(listen.name())
+		t.addListen(listen.name)
 		return
 	}
 	t := n.add("limit", upstream.words[1]+"-max-conns", servers[0].d.line, servers[0].d.text())
 	n.limited["upstream "+upstream.words[1]] = t
-	t.set("match", matchListen(listen.name()), d.line, d.text())
+	t.match(listen.name, d.line, d.text())
 	t.set("max_connections", strconv.Itoa(servers[0].maxConns), servers[0].d.line, fmt.Sprintf("max_conns=%d", servers[0].maxConns))
 	t.implied("queue_timeout", `"0s"`, "nginx refuses at once")
 }
@@ -271,6 +271,12 @@ func (n *nginx) limitConn(listen *table, d, stream *ngDirective) {
 	}
 }
 
+// A ngZoneUse is how servers use a zone.
+type ngZoneUse struct {
+	most     int
+	observed bool
+}
+
 func (n *nginx) oneLimitConn(listen *table, d, stream, l, dry *ngDirective) (why string) {
 	if len(l.words) != 3 {
 		return "it is not a zone and a number"
@@ -286,22 +292,24 @@ func (n *nginx) oneLimitConn(listen *table, d, stream, l, dry *ngDirective) (why
 	case !isSource(zone.words[1]):
 		return fmt.Sprintf("the key of its zone is %s, not $binary_remote_addr", zone.words[1])
 	}
+	observed := dry != nil && dry.words[1] == "on"
+	use := ngZoneUse{most, observed}
 	if t := n.limited["zone "+name]; t != nil {
-		if n.counts[name] != most {
-			return "another server has the same zone with another number"
+		if n.uses[name] != use {
+			return "another server has the same zone with another number, or only one of both has limit_conn_dry_run"
 		}
-		t.addListen(listen.name())
+		t.addListen(listen.name)
 		return ""
 	}
-	n.counts[name] = most
+	n.uses[name] = use
 	t := n.add("limit", name, l.line, l.text())
 	n.limited["zone "+name] = t
-	t.set("match", matchListen(listen.name()), d.line, d.text())
+	t.match(listen.name, d.line, d.text())
 	t.set("key", `"source"`, zone.line, zone.text())
 	t.ipv6Prefix(listensIPv6(stream))
 	t.set("max_connections", strconv.Itoa(most), l.line, l.text())
 	t.implied("queue_timeout", `"0s"`, "nginx refuses at once")
-	if dry != nil && dry.words[1] == "on" {
+	if observed {
 		t.set("observe", "true", dry.line, dry.text())
 	}
 	return ""
@@ -324,8 +332,8 @@ func (n *nginx) rate(listen *table, udp bool, side string, d, stream *ngDirectiv
 		n.leaveOut(r.line, r.text(), "shaperd drops datagrams that would wait longer than max_delay: choose that first")
 		return
 	}
-	t := n.add("limit", listen.name()+"-"+side, r.line, r.text())
-	t.set("match", matchListen(listen.name()), d.line, d.text())
+	t := n.add("limit", listen.name+"-"+side, r.line, r.text())
+	t.match(listen.name, d.line, d.text())
 	t.implied("key", `"connection"`, "nginx limits each connection")
 	if side == "download" {
 		t.set("direction", `"from-downstream"`, r.line, r.text())
