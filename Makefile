@@ -58,13 +58,18 @@ unit: build asn valkey
 # Tests of the built binary. They measure time and therefore run alone.
 .PHONY: outside
 outside: deps build unit
-	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m -skip '^TestKernels|^TestPackages|^TestProcessors|^TestLong|^TestKeepalived' $(filter-out %/test/examples,$(shell $(GO) list ./test/...))
+	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m -skip '^TestKernels|^TestPackages|^TestProcessors|^TestLong|^TestKeepalived' $(filter-out %/test/examples %/test/from,$(shell $(GO) list ./test/...))
 
 # The examples for other products, with these.
 .PHONY: test-examples
 test-examples: deps build
 	$(GO) test -count=1 -timeout 10m ./test/examples
 	$(GO) test -count=1 -timeout 10m -run '^TestKeepalived' ./test/netns
+
+# The configurations of docs/from, of other programs and of shaperd, side by side. Needs root.
+.PHONY: test-from
+test-from: deps build peers
+	$(GO) test -count=1 -shuffle=on -timeout 5m ./test/from
 
 # Tests inside other kernels, emulated.
 .PHONY: test-kernels

@@ -36,7 +36,7 @@ var (
 func documents(t *testing.T) map[string]document {
 	t.Helper()
 	all := map[string]document{}
-	for _, pattern := range []string{"*.md", "docs/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/from/*.md"} {
 		files, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			t.Fatal(err)
