@@ -126,6 +126,7 @@ func TestVerbs(t *testing.T) {
 		{"completion bash", 0, []string{"bash completion V2 for shaperd"}},
 		{"completion zsh", 0, []string{"#compdef shaperd"}},
 		{"completion fish", 0, []string{"fish completion for shaperd"}},
+		{"__complete convert ", 0, []string{"haproxy\nnginx\niptables\n:4"}},
 		{"__complete limits wat", 0, []string{"per-source\nwatch\ndatabase\n:4"}},
 		{"__complete keys --limit ", 0, []string{"per-source\nwatch\ndatabase\n:4"}},
 		{"__complete talkers --by ", 0, []string{"source\nprefix\nasn\n:4"}},

@@ -42,7 +42,9 @@ func TestConvert(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				mustLoad(t, r)
+				if mustLoad(t, r); r.TOML == "" {
+					t.Fatalf("nothing was converted: %v", r.LeftOut)
+				}
 				golden := strings.TrimSuffix(file, filepath.Ext(file)) + ".toml"
 				if *update {
 					if err := os.WriteFile(golden, []byte(r.TOML), 0o644); err != nil {
@@ -145,6 +147,54 @@ func TestConvert_Refused(t *testing.T) {
 				t.Errorf("%v\n%s", r.LeftOut, r.TOML)
 			}
 		})
+	}
+}
+
+// TestConvert_LeftOut has parts that are left out, each with the reason.
+func TestConvert_LeftOut(t *testing.T) {
+	const server = "\n server s a:1\n"
+	rule := func(s string) string { return "*filter\n:FORWARD ACCEPT\n" + s + "\nCOMMIT\n" }
+	for _, tt := range []struct{ program, text, want string }{
+		{"haproxy", "listen a\n bind :1 ssl crt /etc/x.pem" + server, "line 1: listen a: shaperd does not terminate TLS"},
+		{"haproxy", "frontend a\n bind :1\n default_backend nowhere\n", `line 1: frontend a: its backend "nowhere" is not converted`},
+		{"haproxy", "backend b\n mode http" + server + "frontend a\n bind :1\n default_backend b\n", "line 4: frontend a: its backend has mode http"},
+		{"haproxy", "frontend a from x\n bind :1\n", `line 1: frontend a: there is no section "defaults x" before it`},
+		{"haproxy", "listen a\n bind :1\n bind :2 accept-proxy" + server, "line 1: listen a: some of its binds accept the PROXY protocol, and others do not: make it two frontends"},
+		{"haproxy", "listen a\n bind :1\n server s a:1 ssl\n", "line 1: listen a: shaperd does not open TLS connections"},
+		{"haproxy", "listen a\n bind :1000-2000" + server, `line 1: listen a: ":1000-2000" is not an IP address with one port`},
+		{
+			"haproxy", "listen a\n bind :1\n server s a:1 maxconn 5\n stick-table type ip size 1k store conn_cur\n tcp-request connection track-sc0 src\n tcp-request connection reject if { sc0_conn_cur gt 5 }\n",
+			"line 6: tcp-request connection reject if { sc0_conn_cur gt 5 }: HAProxy counts connections that wait for a server too; shaperd counts those in flight, of which there are at most 5. " +
+				"Sources take turns, so those of one that waits with many delay no other",
+		},
+		{"haproxy", "listen a\n bind :1" + server + " tcp-request connection reject if { sc0_conn_cur gt 5 }\n", "line 4: tcp-request connection reject if { sc0_conn_cur gt 5 }: no earlier rule tracks src by this counter"},
+		{
+			"haproxy", "listen a\n bind :1" + server + " stick-table type ip size 1k store conn_cur\n tcp-request connection accept if { nbsrv gt 1 }\n tcp-request connection track-sc0 src\n",
+			"line 6: tcp-request connection track-sc0 src: line 5 accepts connections before it, which shaperd would count",
+		},
+		{"nginx", "stream { server { listen 1 ssl; proxy_pass a:1; } }", "line 1: server: shaperd does not terminate TLS"},
+		{
+			"iptables", rule("-A FORWARD -o eth1 -p tcp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -m conntrack --ctstate ESTABLISHED -j DROP"),
+			"line 3: -A FORWARD -o eth1 -p tcp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -m conntrack --ctstate ESTABLISHED -j DROP: it matches established connections alone",
+		},
+		{
+			"iptables", rule("-A FORWARD -o eth* -p tcp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP"),
+			"line 3: -A FORWARD -o eth* -p tcp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP: not the name of an interface",
+		},
+	} {
+		r, err := converters[tt.program]("x", tt.text)
+		if err != nil {
+			t.Errorf("%q: %v", tt.text, err)
+			continue
+		}
+		mustLoad(t, r)
+		found := false
+		for _, o := range r.LeftOut {
+			found = found || o.String() == tt.want
+		}
+		if !found {
+			t.Errorf("%q: left out: %v\nwant: %s", tt.text, r.LeftOut, tt.want)
+		}
 	}
 }
 

@@ -3,7 +3,6 @@ package convert
 import (
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -119,15 +118,15 @@ func (p *ngParser) block(inside bool, depth int) (all []*ngDirective, err error)
 // token returns a word, or a kind that is ';', '{', '}', or 0 at the end.
 func (p *ngParser) token() (word string, kind byte, err error) {
 	for ; p.at < len(p.text); p.at++ {
-		switch c := p.text[p.at]; {
-		case c == '\n':
+		switch c := p.text[p.at]; c {
+		case '\n':
 			p.line++
-		case c == ' ' || c == '\t' || c == '\r':
-		case c == '#':
+		case ' ', '\t', '\r':
+		case '#':
 			for p.at+1 < len(p.text) && p.text[p.at+1] != '\n' {
 				p.at++
 			}
-		case c == ';' || c == '{' || c == '}':
+		case ';', '{', '}':
 			p.at++
 			return "", c, nil
 		default:
@@ -217,22 +216,20 @@ func (n *nginx) ngListen(d *ngDirective) (address string, udp bool, why string) 
 		return "", false, fmt.Sprintf("%q is not an IP address with one port", d.words[1])
 	}
 	address = net.JoinHostPort(host, port)
+	protocol := "tcp://"
 	for _, option := range d.words[2:] {
-		switch {
-		case option == "udp":
-			udp = true
-		case option == "ssl":
+		switch option {
+		case "udp":
+			protocol = "udp://"
+		case "ssl":
 			return "", false, "shaperd does not terminate TLS"
-		case option == "proxy_protocol":
+		case "proxy_protocol":
 			return "", false, "name the proxies that may send the PROXY protocol in accept_proxy_from"
-		case option == "ipv6only=off":
+		case "ipv6only=off":
 			return "", false, "shaperd needs an address for IPv4 and one for IPv6"
 		default:
 			n.leaveOut(d.line, option, "an option of the socket")
 		}
 	}
-	if slices.Contains(d.words, "udp") {
-		return "udp://" + address, true, ""
-	}
-	return "tcp://" + address, false, ""
+	return protocol + address, protocol == "udp://", ""
 }

@@ -42,6 +42,31 @@ func TestConvert_Pages(t *testing.T) {
 	}
 }
 
+// The files that internal/convert is tested with are accepted by the programs that they are for.
+func TestConvert_Samples(t *testing.T) {
+	peers, err := filepath.Abs("../../build/peers")
+	must(t, err)
+	s := newSite(t)
+	for pattern, command := range map[string][]string{
+		"haproxy/*.cfg":    append(lab.HAProxy(peers), "-c", "-f"),
+		"nginx/*.conf":     {"/usr/sbin/nginx", "-t", "-c"},
+		"iptables/*.rules": {"iptables-restore", "--test"},
+	} {
+		files, err := filepath.Glob(filepath.Join("../../internal/convert/testdata", pattern))
+		must(t, err)
+		if len(files) == 0 {
+			t.Errorf("there is no %s", pattern)
+		}
+		for _, file := range files {
+			file, err = filepath.Abs(file)
+			must(t, err)
+			if err := s.Middle.Run(command[0], append(command[1:], file)...); err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+		}
+	}
+}
+
 // checked returns a configuration as "shaperd check" understands it.
 func checked(t *testing.T, config string) any {
 	t.Helper()

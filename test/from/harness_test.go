@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"shaperd.dev/shaperd/test/lab"
 )
 
@@ -41,7 +43,14 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "test/from: %v\n", err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
 }
 
 // A page is the two configurations in a document.
