@@ -12,9 +12,16 @@ import (
 // attachment, as the host forwards the packets and accepts no connections of its own; for packets to the host itself, that is
 // the ingress of the interface. Rules that name no interface are for the one given, unless it is "".
 func Iptables(file, text, anyInterface string) (Result, error) {
-	t := &iptables{device: anyInterface, attached: map[string]string{}}
+	t := &iptables{device: anyInterface, attached: map[string]string{}, counting: map[string][]int{}}
 	if err := t.read(text); err != nil {
 		return Result{}, err
+	}
+	for _, c := range t.chains {
+		for _, r := range c.rules {
+			if r.hash != nil {
+				t.counting[r.hash.name] = append(t.counting[r.hash.name], r.line)
+			}
+		}
 	}
 	for _, c := range t.chains {
 		for i := range c.rules {
@@ -29,14 +36,19 @@ type iptables struct {
 	device   string
 	chains   []*ipChain
 	attached map[string]string // names of attachments, by direction and interface
+	counting map[string][]int  // the lines of rules with hashlimit, by the name of their table
 	nat      []*ipRule         // the rules that rewrite addresses
 }
 
-// rule converts a rule of a chain, or leaves it out if it counts something. Others are of no interest, except for those that
-// follow.
+// rule converts a rule of a chain, or leaves it out if it limits something. All others matter only to those that follow.
 func (t *iptables) rule(c *ipChain, i int) {
 	r := c.rules[i]
 	if r.hash == nil && r.conn == nil {
+		for _, module := range []string{"-m limit", "-m recent", "-m quota", "-m rateest"} {
+			if slices.Contains(r.unknown, module) {
+				t.leaveOut(r.line, r.text, "only hashlimit and connlimit are converted")
+			}
+		}
 		return
 	}
 	if why := t.convert(c, i); why != "" {
@@ -49,6 +61,9 @@ func (t *iptables) convert(c *ipChain, i int) (why string) {
 	r := c.rules[i]
 	if why := r.unsupported(); why != "" {
 		return why
+	}
+	if r.hash != nil && len(t.counting[r.hash.name]) > 1 {
+		return fmt.Sprintf("the rules of lines %v count in one table, %q", t.counting[r.hash.name], r.hash.name)
 	}
 	device, direction, why := t.place(c, r)
 	if why != "" {
@@ -112,12 +127,8 @@ func (c *ipChain) before(i int) (news bool, why string) {
 	r := c.rules[i]
 	for _, b := range c.rules[:i] {
 		switch {
-		case b.hash != nil || b.conn != nil || b.disjoint(r):
-			// What a limit before it refuses is refused there too.
-			if (b.hash != nil || b.conn != nil) && b.target == "ACCEPT" && !b.disjoint(r) {
-				return news, fmt.Sprintf("line %d accepts packets before it, which shaperd would count", b.line)
-			}
-		case b.target == "DROP" || b.target == "REJECT" || b.target == "LOG" || b.target == "":
+		case b.disjoint(r):
+		case slices.Contains([]string{"DROP", "REJECT", "LOG", "NFLOG", ""}, b.target):
 		case b.target == "ACCEPT" && b.established && len(b.unknown) == 0 && b.same == b.stateAlone():
 			news = true
 		default:
