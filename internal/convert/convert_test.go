@@ -178,6 +178,14 @@ func TestConvert_LeftOut(t *testing.T) {
 			"line 3: -A FORWARD -o eth1 -p tcp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -m conntrack --ctstate ESTABLISHED -j DROP: it matches established connections alone",
 		},
 		{
+			"iptables", rule("-A FORWARD -o eth0 -p udp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP\n-A FORWARD -o eth1 -p udp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP"),
+			`line 4: -A FORWARD -o eth1 -p udp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP: the rules of lines [3 4] count in one table, "x"`,
+		},
+		{
+			"iptables", rule("-A FORWARD -o eth0 -p udp -j own\n-A FORWARD -o eth0 -p udp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP"),
+			"line 4: -A FORWARD -o eth0 -p udp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP: line 3, -j own, may keep packets from it, which shaperd would count",
+		},
+		{
 			"iptables", rule("-A FORWARD -o eth* -p tcp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP"),
 			"line 3: -A FORWARD -o eth* -p tcp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP: not the name of an interface",
 		},
