@@ -118,10 +118,13 @@ func (s *site) startPeer(config string, at netip.AddrPort, command func(path str
 	s.t.Cleanup(func() { must(s.t, stop()) })
 }
 
-// script runs the commands of a page.
+// script runs the commands of a page, one a line, without a shell: that of a guest has a tc of its own.
 func (s *site) script(text string) {
 	s.t.Helper()
-	must(s.t, s.Middle.Run("sh", "-e", "-c", strings.ReplaceAll(text, device, lab.MiddleRight)))
+	for line := range strings.Lines(strings.ReplaceAll(text, device, lab.MiddleRight)) {
+		words := strings.Fields(line)
+		must(s.t, s.Middle.Run(words[0], words[1:]...))
+	}
 }
 
 func must(t *testing.T, err error) {

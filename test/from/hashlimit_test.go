@@ -41,7 +41,7 @@ func TestFromHashlimit(t *testing.T) {
 
 			// The rate, and the burst before it.
 			const rate, burst, span = 500, 50, 2 * time.Second
-			list := s.datagrams(func() { s.flood(clients[0], 4*rate, span) })
+			list := s.datagrams(func() { s.flood(clients[0], 4*rate, 500, span) })
 			got := lab.Packets(list)
 			if n := len(got); n < rate*2*3/4 || n > rate*2+burst+rate/10 {
 				t.Errorf("%d datagrams passed in %v, want %d", n, span, rate*2+burst)
@@ -126,15 +126,15 @@ func (s *site) send(from netip.Addr, n int) {
 	}
 }
 
-// flood sends datagrams from an address at a rate, as evenly as the machine allows.
-func (s *site) flood(from netip.Addr, rate int, span time.Duration) {
+// flood sends datagrams of a size from an address at a rate a second, as evenly as the machine allows.
+func (s *site) flood(from netip.Addr, rate float64, size int, span time.Duration) {
 	s.t.Helper()
 	c := s.dialUDP(from)
 	defer c.Close()
 	sent := 0
 	for start := time.Now(); time.Since(start) < span; time.Sleep(time.Millisecond) {
-		for due := int(time.Since(start).Seconds() * float64(rate)); sent < due; sent++ {
-			if _, err := c.Write(make([]byte, 500)); err != nil {
+		for due := int(time.Since(start).Seconds() * rate); sent < due; sent++ {
+			if _, err := c.Write(make([]byte, size)); err != nil {
 				s.t.Error(fmt.Errorf("send: %w", err))
 				return
 			}

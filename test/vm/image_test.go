@@ -26,9 +26,10 @@ var tools = []string{"busybox", "ip", "iperf3", "nft", "tc"}
 
 // A suite is the tests of one package that run inside the guests.
 type suite struct {
-	pkg  string   // a directory, relative to the root of the repository
-	run  string   // pattern for -test.run; empty for all tests
-	args []string // additional flags
+	pkg   string   // a directory, relative to the root of the repository
+	run   string   // pattern for -test.run; empty for all tests
+	args  []string // additional flags
+	files []string // relative to the root of the repository, where the tests expect it: two directories up
 }
 
 // name returns the suite's name in the guest and in test names.
@@ -117,6 +118,11 @@ func (a *archive) addSuite(s suite, binaries string, flags []string) error {
 	args := append([]string{"-test.v=test2json", "-test.run=" + s.run}, s.args...)
 	a.add(at+"/args", 0o644, lines(append(args, flags...)))
 
+	for _, file := range s.files {
+		if err := a.copy(path.Join("/", file), filepath.Join(repoRoot, file)); err != nil {
+			return err
+		}
+	}
 	from := filepath.Join(repoRoot, s.pkg)
 	err := filepath.WalkDir(filepath.Join(from, "testdata"), func(file string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
