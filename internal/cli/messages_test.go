@@ -116,8 +116,8 @@ func TestHelp_HidesUnsupportedFlags(t *testing.T) {
 	}
 	visit(rootCommand(env{flags: new(rootFlags)}))
 	slices.Sort(refused)
-	args := map[string]string{"completion": "bash"}
-	if diff := cmp.Diff([]string{"completion", "detach", "man", "rules", "run", "top", "version"}, refused); diff != "" {
+	args := map[string]string{"completion": "bash", "convert": "nginx -"}
+	if diff := cmp.Diff([]string{"completion", "convert", "detach", "man", "rules", "run", "top", "version"}, refused); diff != "" {
 		t.Error(diff)
 	}
 	for _, verb := range refused {

@@ -21,11 +21,8 @@ import (
 type Result struct {
 	// TOML is the configuration, which loads. Each line says which one it comes from, and the omissions are comments at the
 	// top. It is "" if nothing could be converted.
-	TOML     string
-	LeftOut  []Omission // in the order of lines
-	Listens  int        // number of listeners
-	Attaches int        // number of attachments
-	Limits   int        // number of limits
+	TOML    string
+	LeftOut []Omission // in the order of lines
 }
 
 // An Omission is a line, or a part of it, that the configuration does not contain.
@@ -146,16 +143,6 @@ func (d *draft) finish(program, file string) Result {
 	}
 	slices.SortStableFunc(d.leftOut, func(a, b Omission) int { return cmp.Compare(a.Line, b.Line) })
 	r := Result{LeftOut: slices.Compact(d.leftOut)}
-	for _, t := range d.tables {
-		switch t.kind {
-		case "listen":
-			r.Listens++
-		case "attach":
-			r.Attaches++
-		case "limit":
-			r.Limits++
-		}
-	}
 	if len(d.tables) == 0 {
 		return r
 	}
