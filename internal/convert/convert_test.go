@@ -84,6 +84,7 @@ func TestConvert_Errors(t *testing.T) {
 	for _, tt := range []struct{ program, text, want string }{
 		{"haproxy", "global\n  log \"x\n", "line 2: a quote is not closed"},
 		{"haproxy", "global\n\n  log x\\", "line 3: a backslash at the end"},
+		{"haproxy", "global\n.if defined(X)\n", "line 2: .if: which lines apply depends on the process that reads them"},
 		{"nginx", "stream {\n", "line 2: a block is not closed"},
 		{"nginx", "stream {\n}\n}\n", "line 3: unexpected '}'"},
 		{"nginx", "a;\n;", "line 2: unexpected ';'"},
@@ -164,6 +165,12 @@ func TestConvert_LeftOut(t *testing.T) {
 		{
 			"haproxy", "listen a\n bind :1" + server + " stick-table type ip size 1k store conn_cur\n tcp-request connection accept if { nbsrv gt 1 }\n tcp-request connection track-sc0 src\n",
 			"line 6: tcp-request connection track-sc0 src: line 5 accepts connections before it, which shaperd would count",
+		},
+		{"haproxy", "listen a\n bind :1\n disabled" + server, "line 1: listen a: it is disabled"},
+		{"haproxy", "defaults\n disabled\nbackend b" + server + "frontend a\n bind :1\n default_backend b\n", "line 5: frontend a: it is disabled"},
+		{
+			"iptables", rule("-A FORWARD -o eth0 -p udp -g own\n-A FORWARD -o eth0 -p udp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP"),
+			"line 4: -A FORWARD -o eth0 -p udp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP: line 3, -j own, may keep packets from it, which shaperd would count",
 		},
 		{"nginx", "stream { server { listen 1 ssl; proxy_pass a:1; } }", "line 1: server: shaperd does not terminate TLS"},
 		{

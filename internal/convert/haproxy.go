@@ -64,9 +64,12 @@ func haproxyStatements(text string) (all []*haStatement, err error) {
 	line := 0
 	for l := range strings.Lines(text) {
 		line++
-		words, problem := haproxyWords(strings.TrimRight(l, "\r\n"))
+		words, problem := splitWords(strings.TrimRight(l, "\r\n"))
 		if problem != "" {
 			return nil, &SyntaxError{line, problem}
+		}
+		if len(words) > 0 && strings.HasPrefix(words[0], ".") {
+			return nil, &SyntaxError{line, fmt.Sprintf("%s: which lines apply depends on the process that reads them", words[0])}
 		}
 		if len(words) > 0 {
 			all = append(all, &haStatement{line: line, words: words})
@@ -75,8 +78,8 @@ func haproxyStatements(text string) (all []*haStatement, err error) {
 	return all, nil
 }
 
-// haproxyWords splits a line at white space. Quotes and backslashes protect it, and # begins a comment.
-func haproxyWords(line string) (words []string, problem string) {
+// splitWords splits a line at white space. Quotes and backslashes protect it, and # begins a comment.
+func splitWords(line string) (words []string, problem string) {
 	var word strings.Builder
 	in, quoted := false, byte(0)
 	for i := 0; i < len(line); i++ {
@@ -211,7 +214,7 @@ var haReasons = map[string]string{
 	"log": "shaperd has a log of its own: access_log", "stick": "shaperd keeps no such table", "use_backend": "shaperd does not choose downstreams by content",
 	"http-request": "shaperd does not read HTTP", "http-response": "shaperd does not read HTTP", "errorfile": "shaperd does not read HTTP",
 	"stats": "use shaperd status", "acl": "only some conditions of tcp-request connection are converted", "balance": "it is for several servers",
-	"tcp-request": "shaperd does not read what is transferred", "tcp-response": "shaperd does not read what is transferred",
+	"tcp-request": "only some rules of tcp-request connection are converted", "tcp-response": "shaperd does not read what is transferred",
 	"maxconn": "it is not of a frontend", "timeout": "shaperd has no such timeout, or none is needed here",
 }
 

@@ -27,11 +27,19 @@ func (h *haproxy) proxy(s *haSection) {
 		s.why = "the proxy has " + mode.text() + ", and shaperd forwards TCP"
 		return
 	}
+	if s.setting("disabled") != nil {
+		s.why = "it is disabled"
+		return
+	}
 	backend := s
 	if st := s.setting("default_backend"); st != nil && len(st.words) == 2 {
 		backend = h.named[st.words[1]]
 		if backend == nil || backend.why != "" {
 			s.why = fmt.Sprintf("its backend %q is not converted", st.words[1])
+			return
+		}
+		if backend.setting("disabled") != nil {
+			s.why, backend.why = "its backend is disabled", "it is disabled"
 			return
 		}
 		if mode := backend.setting("mode"); mode != nil && !slices.Equal(mode.words, []string{"mode", "tcp"}) {

@@ -122,13 +122,16 @@ func (r *ipRule) unsupported() string {
 	return ""
 }
 
+// harmless are targets that let no packet skip the rules that follow: those that drop it, and those that go on.
+var harmless = []string{"", "DROP", "REJECT", "LOG", "NFLOG", "TCPMSS", "MARK", "CONNMARK", "DSCP", "TOS", "CLASSIFY", "AUDIT", "TRACE"}
+
 // before checks the rules of the chain before one. It returns whether only first packets of connections get past them.
 func (c *ipChain) before(i int) (news bool, why string) {
 	r := c.rules[i]
 	for _, b := range c.rules[:i] {
 		switch {
 		case b.disjoint(r):
-		case slices.Contains([]string{"DROP", "REJECT", "LOG", "NFLOG", ""}, b.target):
+		case slices.Contains(harmless, b.target):
 		case b.target == "ACCEPT" && b.established && len(b.unknown) == 0 && b.same == b.stateAlone():
 			news = true
 		default:

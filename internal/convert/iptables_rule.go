@@ -64,7 +64,7 @@ func (t *iptables) read(text string) error {
 				t.chain(words[0]).policy = words[1]
 			}
 		default:
-			words, problem := haproxyWords(l)
+			words, problem := splitWords(l)
 			if problem != "" {
 				return &SyntaxError{line, problem}
 			}
@@ -83,7 +83,7 @@ func (t *iptables) read(text string) error {
 
 // rewrites takes down a rule of the table nat that rewrites addresses.
 func (t *iptables) rewrites(table string, line int, text string) {
-	words, _ := haproxyWords(text)
+	words, _ := splitWords(text)
 	if table != "*nat" || len(words) < 2 || words[0] != "-A" {
 		return
 	}
@@ -137,7 +137,7 @@ func readRule(line int, text string, words []string) *ipRule {
 			kept = ""
 		case option == "--comment":
 			kept = ""
-		case option == "-j":
+		case option == "-j" || option == "-g":
 			r.target, kept = value, ""
 		case option == "--reject-with":
 			r.rejects, kept = value, ""
