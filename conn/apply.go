@@ -188,9 +188,10 @@ func (c *change) swap(now leaky.Time) {
 		}
 	}
 	for key, l := range c.ports {
-		old := l.bound()
-		l.bind(c.bindings[key])
-		moved = moved || old != nil && old.listener != l.bound().listener
+		if old := l.bound(); old != nil {
+			l.bind(c.bindings[key])
+			moved = moved || old.listener != l.bound().listener
+		}
 	}
 	p.listeners = c.listeners
 	if moved {
@@ -204,6 +205,11 @@ func (c *change) swap(now leaky.Time) {
 		c.ended = append(c.ended, m.from.loop)
 		m.run(now)
 		p.workers = slices.DeleteFunc(p.workers, func(w *worker) bool { return w == m.from })
+	}
+	for key, l := range c.ports {
+		if l.bound() == nil { // its listener has the worker that it keeps
+			l.bind(c.bindings[key])
+		}
 	}
 	alike := !moved && p.shaper.Policy().CountsSameKeys(c.policy)
 	var admissions []*admission

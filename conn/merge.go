@@ -106,7 +106,11 @@ func (m merge) moveConnections() {
 		w.udp.proxy, w.admission, w.udp.listener.proxy, w.udp.key.port.proxy = into, into.admission, into, into
 	}
 	for _, l := range from.ports {
-		if b := l.bound(); b != nil && b.proxy == into {
+		b := l.bound()
+		if b.proxy == from { // the listener is removed
+			b.proxy = into
+		}
+		if b.proxy == into {
 			l.bind(*b)
 		}
 	}
