@@ -201,7 +201,8 @@ func (c *change) swap(now leaky.Time) {
 			w.pendingFlows.each(func(f *pendingFlow) { f.rebind(now) })
 		}
 	}
-	for _, m := range c.merges { // now what waits can be withdrawn no more, until it tries the gates
+	c.moveWaiters(now) // now what waits can be withdrawn no more, until it tries the gates
+	for _, m := range c.merges {
 		c.ended = append(c.ended, m.from.loop)
 		m.run(now)
 		p.workers = slices.DeleteFunc(p.workers, func(w *worker) bool { return w == m.from })

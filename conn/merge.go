@@ -21,7 +21,7 @@ type merge struct{ from, into *worker }
 func (m merge) run(now leaky.Time) {
 	from, into := m.from, m.into
 	from.loop.train.flush()
-	m.moveWaiters(now)
+	m.moveDecisions()
 	m.moveGates()
 	m.moveQueues()
 	m.moveConnections()
@@ -34,12 +34,24 @@ func (m merge) run(now leaky.Time) {
 	into.scheduleStats(now)
 }
 
-// moveWaiters makes what waits at both try the gates of the next policy, in the order of the turns, as after each change.
-func (m merge) moveWaiters(now leaky.Time) {
+// moveWaiters makes what waits at workers that become one try the gates of the next policy, in the order of the turns, as after each
+// change. It is for all merges at once: several workers may become one.
+func (c *change) moveWaiters(now leaky.Time) {
+	turns := map[*admission][]suspended{}
+	for _, m := range c.merges {
+		from, into := m.from.admission, m.into.admission
+		turns[into] = slices.Concat(turns[into], into.dequeueAll(now), from.dequeueAll(now))
+	}
+	for into, all := range turns {
+		slices.SortStableFunc(all, compareTurns)
+		into.retries = append(into.retries, waitersOf(all)...)
+	}
+}
+
+// moveDecisions moves what admission has to do in the next run.
+func (m merge) moveDecisions() {
 	from, into := m.from.admission, m.into.admission
-	turns := append(into.dequeueAll(now), from.dequeueAll(now)...)
-	slices.SortStableFunc(turns, compareTurns)
-	into.retries = append(append(into.retries, from.retries...), waitersOf(turns)...)
+	into.retries = append(into.retries, from.retries...)
 	for _, w := range into.retries {
 		w.admission = into
 	}
