@@ -422,6 +422,31 @@ func TestAlive_OneOfSeveralLoops(t *testing.T) {
 			t.Errorf("loop %d is not alive", i)
 		}
 	}
+	hang, reloaded := make(chan struct{}), make(chan struct{})
+	r.proxy.workers[1].loop.post(func(leaky.Time) { <-hang })
+	go func() { // as a reload does
+		r.proxy.stopAll(func(leaky.Time) {})
+		close(reloaded)
+	}()
+	testutil.WaitFor(t, "the reload", func() bool {
+		free := r.proxy.moving.TryRLock()
+		if free {
+			r.proxy.moving.RUnlock()
+		}
+		return !free
+	})
+	answered := make(chan bool, 1)
+	go func() { answered <- alive(50 * time.Millisecond) }()
+	select {
+	case yes := <-answered:
+		if yes {
+			t.Error("a loop hangs, for which a reload waits, and is alive")
+		}
+	case <-time.After(testTimeout):
+		t.Error("no answer while a reload waits for a loop that hangs")
+	}
+	close(hang)
+	<-reloaded
 }
 
 // What a loop has yet to do, and what it does at a time, is done by the one that takes its place.

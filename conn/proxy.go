@@ -212,7 +212,13 @@ func (p *Proxy) Kill(id uint64) (found bool) {
 
 // Alive reports whether all loops answer before ctx ends.
 func (p *Proxy) Alive(ctx context.Context) bool {
-	p.moving.RLock()
+	for !p.moving.TryRLock() { // a reload waits for all loops
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return false
+		}
+	}
 	defer p.moving.RUnlock()
 	ran := make(chan struct{}, len(p.workers))
 	for _, w := range p.workers {
