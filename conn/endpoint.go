@@ -34,6 +34,18 @@ func (e *endpoint) sendAtOnce() {
 	}
 }
 
+// acknowledge acknowledges the first bytes of a downstream at once, if it was not to be told at once that its SYN has arrived. The kernel
+// takes the connection for one in which answers follow, and would delay that by 40 ms. A server that writes its answer in two pieces, and has not
+// set TCP_NODELAY, waits for it. Without delaysAck the kernel acknowledges the first segments at once.
+func (e *endpoint) acknowledge() {
+	if e.delaysAck {
+		e.delaysAck = false
+		if !e.ended { // nothing waits for it
+			sock.SendAck(e.fd)
+		}
+	}
+}
+
 // endpointEvents are the events of a session's sockets, edge-triggered.
 const endpointEvents uint32 = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLPRI | unix.EPOLLRDHUP | 1<<31 // EPOLLET
 

@@ -67,6 +67,7 @@ func (d *direction) move(limit int) int {
 		s, now := d.session, d.session.proxy.loop.now
 		if state := s.downstream.state; d == &s.down {
 			state.FromDownstream.Add(uint64(n))
+			s.server.acknowledge()
 			s.resend.stop()
 			if asked := s.turns.question; s.turns.answered(state) {
 				s.countAnswer(s.turns.took, now)
