@@ -65,10 +65,17 @@ func (pp *PipePool) Take() *Pipe {
 	return &Pipe{r: fds[0], w: fds[1]}
 }
 
-// Put returns an empty pipe to the pool.
+// maxEmpty is how many empty pipes a pool keeps. Most moves need one, and only for a moment.
+const maxEmpty = 4
+
+// Put returns an empty pipe to the pool. It is closed if the pool has enough, or if it has any and other pools may have none.
 func (pp *PipePool) Put(p *Pipe) {
-	pp.empty = append(pp.empty, p)
 	pp.inUse--
+	if n := len(pp.empty); n >= maxEmpty || n > 0 && pp.Open.Load() >= int64(pp.Max) {
+		pp.close(p)
+		return
+	}
+	pp.empty = append(pp.empty, p)
 }
 
 // Drop closes a pipe that was taken, and may hold bytes.
