@@ -292,9 +292,10 @@ func checkApart(t *testing.T, p *Proxy) {
 	t.Helper()
 	p.stopAll(func(leaky.Time) {
 		queues, gates, waits, sockets := map[shaper.Key]*worker{}, map[shaper.Key]*worker{}, map[*shaper.LimitState]*worker{}, 0
-		memory := 0
+		memory, sessions := 0, 0
 		for _, w := range p.workers {
 			memory += w.loop.memory.max
+			sessions += len(w.sessions.all)
 			for k, q := range w.loop.scheduler.byKey {
 				if queues[k] != nil {
 					t.Errorf("two workers have the queue of %s: %+v", q.state.Name, k)
@@ -328,6 +329,9 @@ func checkApart(t *testing.T, p *Proxy) {
 					sockets++
 				}
 			}
+		}
+		if open := int(p.openConns.Load()); open != sessions {
+			t.Errorf("workers have %d connections of %d", sessions, open)
 		}
 		if memory > maxQueuedBytes {
 			t.Errorf("workers may have %d bytes of memory, all together %d", memory, maxQueuedBytes)
