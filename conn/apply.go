@@ -33,7 +33,7 @@ type change struct {
 }
 
 // Apply puts listens and policy into effect. If it returns an error, nothing has changed. After
-// Shutdown it opens no ports.
+// Shutdown it opens no ports, and after Close it fails.
 //
 // Ports that remain are not touched, nor are their connections: a connection belongs to the listener
 // that has its port now, with the name and limits of that listener, and a waiter under a limit that
@@ -50,6 +50,9 @@ type change struct {
 func (p *Proxy) Apply(ctx context.Context, listens []shaper.Listener, policy *shaper.Policy, commit func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.closed {
+		return errClosed
+	}
 	c, err := p.plan(listens, policy)
 	if err == nil {
 		err = c.open()
@@ -77,6 +80,8 @@ func (p *Proxy) Apply(ctx context.Context, listens []shaper.Listener, policy *sh
 	c.retire()
 	return nil
 }
+
+var errClosed = errors.New("the proxy is closed")
 
 // plan validates listens, and binds listeners to ports.
 func (p *Proxy) plan(listens []shaper.Listener, policy *shaper.Policy) (*change, error) {

@@ -38,6 +38,7 @@ type Proxy struct {
 	inherited map[shaper.Endpoint]int // sockets, by Endpoint.key
 	ports     map[shaper.Endpoint]port
 	stopping  bool // no ports are opened any more
+	closed    bool // no worker runs any more
 
 	moving sync.RWMutex // held for writing while all workers stand still, by stopAll
 	// moving protects:
@@ -159,6 +160,7 @@ func (p *Proxy) EndAll() {
 func (p *Proxy) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.closed = true
 	p.resolver.close()
 	for _, l := range p.ports {
 		l.close()
