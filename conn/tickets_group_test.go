@@ -194,6 +194,10 @@ func TestTickets_Group(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const every = 2 * time.Second
 			s := startTicketGroup(t, 4, every, tickets, 0.7, rand.New(rand.NewPCG(seed, 1)))
+			arrive := 0
+			for _, h := range s.hosts {
+				arrive += len(h.arrivals)
+			}
 			s.run(time.Minute) // until hosts ask the ledger, each has a part and so a bucket of its own
 			first := s.worst
 			s.worst = 0
@@ -210,8 +214,8 @@ func TestTickets_Group(t *testing.T) {
 			}
 			t.Logf("%d tickets were used, %d were void", used, void)
 			t.Logf("tickets %v: %d passed, %v waited on average, at most %.1f more than the rate", tickets, passed, wait, s.worst)
-			if passed < 180 {
-				t.Errorf("only %d passed", passed)
+			if passed < arrive-10 { // those of the last seconds
+				t.Errorf("%d of %d passed", passed, arrive)
 			}
 			if most := map[bool]float64{true: 2, false: 5}[tickets]; s.worst > most || first > 5 {
 				t.Errorf("%.1f units too many have passed, and %.1f in the first minute", s.worst, first)
