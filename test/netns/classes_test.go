@@ -47,7 +47,7 @@ func (n *network) flood(t *testing.T, to netip.AddrPort, s *sink, bulks map[byte
 	return parts, stalls.stop()
 }
 
-// Sources of three classes share a bucket 10:3:1, whatever number of connections they have, within 2 % over 10 s.
+// Sources of three classes share a bucket 10:3:1, whatever number of connections they have, within 2 %.
 func TestClasses_Weights(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -61,9 +61,9 @@ func TestClasses_Weights(t *testing.T) {
 					tag := byte('a' + i)
 					bulks[tag] = []*bulk{n.client.newBulk(t, source, f.listenAddr(), 4+3*i, tag)}
 				}
-				d := 10 * time.Second
+				d := 6 * time.Second
 				if f.name != ipv4.name {
-					d = 4 * time.Second
+					d = 3 * time.Second
 				}
 				parts, report := n.flood(t, f.listenAddr(), s, bulks, d)
 				var errs []error
