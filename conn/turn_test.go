@@ -101,7 +101,7 @@ func TestTurns_TCP(t *testing.T) {
 				if limits != nil && sum > took+(seen-took)/2 {
 					t.Errorf("measured %v of %v: it has the waits of limits in it", sum, took)
 				}
-				if n, mean := count(&state.FirstByte); n != 1 || mean < thinks {
+				if n, mean := count(&state.FirstByte); n != 1 || mean < thinks/2 { // the loop may be late to see that it is connected
 					t.Errorf("%d first bytes after %v", n, mean)
 				}
 				if n, mean := count(&state.Connect); n != 1 || mean > time.Second {
