@@ -229,7 +229,7 @@ func TestReserveRate_FloodCostsNothing(t *testing.T) {
 	}
 }
 
-// Where so few datagrams may wait that the part of a class is none, one of a class that is owed may nevertheless. Small datagrams of
+// Where so few datagrams may wait that the part of a class is less than one, one of a class that is owed may nevertheless. Small datagrams of
 // others do not take its place.
 func TestReserveRate_FewMayWait(t *testing.T) {
 	for _, delay := range []time.Duration{time.Millisecond, 3 * time.Millisecond, 20 * time.Millisecond} {

@@ -28,6 +28,7 @@ weight = %d
 priority = 3
 [[limit]]
 name = "slots"
+rate = "8MB/s"
 max_connections = 10
 reserve = { local = "25%%" }
 turns = ["prefix24", "source"]
@@ -43,7 +44,7 @@ turns = ["prefix24", "source"]
 	_, port, _ := strings.Cut(at, ":")
 	for _, of := range []string{"--control " + s.socket, "--config " + path} {
 		for source, want := range map[string][]string{
-			"127.0.0.1": {`Class "local": weight 7, priority 3.`, `Limit "slots" reserves 2 slots for class "local".`, "turns by prefix24, source, reserved: local 25%"},
+			"127.0.0.1": {`Class "local": weight 7, priority 3.`, `Limit "slots" reserves 2 slots and 25% of its rate for class "local".`, "turns by prefix24, source, reserved: local 25%"},
 			"127.0.0.9": {`Class "default": weight 1, priority 0.`},
 		} {
 			out, _, err := command(t, strings.Fields("explain --source "+source+" --to tcp/"+port+" "+of)...)

@@ -193,7 +193,7 @@ func (d *draft) remove(why string, tables ...*table) {
 }
 
 // removeRefused removes the optional keys and the tables that err is about. If it is about none of them, all are removed: a
-// configuration that does not load is of no use.
+// configuration that does not load is never printed.
 func (d *draft) removeRefused(err error) {
 	var mistakes config.Errors
 	errors.As(err, &mistakes)
