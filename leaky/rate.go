@@ -10,9 +10,9 @@ import (
 //
 // A multiplication and a shift replace the division, as in the kernel's
 // struct psched_ratecfg (net/sched/sch_generic.c), because BPF has no 128-bit
-// division. mult is rounded up and holds at least 32 significant bits, so a
-// cost is never less than n / rate and never more than a tick and one part in
-// 2^31 above it.
+// division. mult is rounded up, so a cost is never less than n / rate. Up to
+// 2^37 units per nanosecond mult holds at least 32 significant bits, so a cost
+// is never more than a tick and one part in 2^31 above n / rate.
 type Rate struct {
 	mult  uint64
 	max   uint64 // largest n whose cost Cost computes in 64 bits

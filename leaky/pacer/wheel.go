@@ -28,11 +28,11 @@ type Event struct {
 
 	at         leaky.Time
 	next, prev *Event // nil when not scheduled
-	ring       *ring  // nil when Advance has removed the event and is about to fire it
+	ring       *ring  // nil when the event is about to fire, or deferred
 	slot       uint16
 }
 
-// Scheduled reports whether e waits in a wheel.
+// Scheduled reports whether e waits in a wheel, for an instant or deferred.
 func (e *Event) Scheduled() bool { return e.next != nil }
 
 // Wheel is a timing wheel (Varghese and Lauck, SOSP 1987) of two rings: events within
@@ -44,7 +44,8 @@ func (e *Event) Scheduled() bool { return e.next != nil }
 // The zero Wheel is empty. A Wheel is not safe for concurrent use, and never allocates.
 type Wheel struct {
 	fine, coarse ring
-	ready        Event      // list head of the events that Advance is about to fire
+	ready        Event      // list head of the events that are about to fire
+	deferred     Event      // list head of those that wait for FireDeferred
 	pos          uint64     // fine slot number, not wrapped, up to which events have fired
 	spread       uint64     // offset of the next event beyond the coarse ring
 	next         leaky.Time // result of Next, valid if nextKnown
@@ -96,8 +97,42 @@ func (w *Wheel) Cancel(e *Event) {
 	}
 }
 
+// Defer makes e fire in the next FireDeferred. An event that is already scheduled is moved.
+func (w *Wheel) Defer(e *Event) {
+	if e.next != nil {
+		w.Cancel(e)
+	}
+	d := &w.deferred
+	if d.next == nil {
+		d.next, d.prev = d, d
+	}
+	e.ring = nil
+	e.next, e.prev = d, d.prev
+	d.prev.next, d.prev = e, e
+}
+
+// HasDeferred reports whether an event waits for FireDeferred.
+func (w *Wheel) HasDeferred() bool { return w.deferred.next != nil && w.deferred.next != &w.deferred }
+
+// FireDeferred fires the events that were deferred before it, in that order.
+func (w *Wheel) FireDeferred(now leaky.Time) {
+	if !w.HasDeferred() {
+		return
+	}
+	d, ready := &w.deferred, &w.ready
+	ready.next, ready.prev = d.next, d.prev
+	d.next.prev, d.prev.next = ready, ready
+	d.next, d.prev = d, d
+	w.fireReady(now)
+}
+
 // Absorb moves the events of o to w. Each keeps its instant. None of both may be in Advance.
 func (w *Wheel) Absorb(o *Wheel) {
+	for o.HasDeferred() {
+		e := o.deferred.next
+		o.Cancel(e)
+		w.Defer(e)
+	}
 	for _, r := range []*ring{&o.fine, &o.coarse} {
 		for r.len > 0 {
 			e := r.slots[r.firstUsedSlot(0)].next
@@ -181,6 +216,11 @@ func (w *Wheel) Advance(now leaky.Time) {
 		w.pos = number + 1
 	}
 	w.pos = max(w.pos, target)
+	w.fireReady(now)
+}
+
+func (w *Wheel) fireReady(now leaky.Time) {
+	ready := &w.ready
 	for ready.next != ready {
 		e := ready.next
 		ready.next, e.next.prev = e.next, ready

@@ -122,6 +122,34 @@ func TestWheel_FireMayScheduleAndCancel(t *testing.T) {
 	}
 }
 
+func TestWheel_Defer(t *testing.T) {
+	w := new(Wheel)
+	var fired []string
+	events := map[string]*Event{}
+	for _, name := range []string{"a", "again", "canceled", "scheduled", "b"} {
+		events[name] = &Event{Fire: func(leaky.Time) { fired = append(fired, name) }}
+		w.Schedule(events[name], leaky.Second)
+		w.Defer(events[name])
+	}
+	events["again"].Fire = func(leaky.Time) { fired = append(fired, "again"); w.Defer(events["again"]) }
+	w.Cancel(events["canceled"])
+	w.Schedule(events["scheduled"], leaky.Second)
+	w.FireDeferred(1)
+	if want := []string{"a", "again", "b"}; !slices.Equal(fired, want) || !w.HasDeferred() || w.Len() != 1 {
+		t.Errorf("fired %v, want %v; %d are scheduled", fired, want, w.Len())
+	}
+	other := new(Wheel)
+	if other.Absorb(w); w.HasDeferred() || w.Len() > 0 {
+		t.Error("some are left")
+	}
+	w, fired = other, nil
+	w.FireDeferred(2)
+	w.Advance(leaky.Second)
+	if want := []string{"again", "scheduled"}; !slices.Equal(fired, want) || !w.HasDeferred() {
+		t.Errorf("fired %v, want %v", fired, want)
+	}
+}
+
 func TestWheel_KeepsOrderWithinSlot(t *testing.T) {
 	w := new(Wheel)
 	var order []int
