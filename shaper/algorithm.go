@@ -67,7 +67,7 @@ func (l *Limit) validateAlgorithm(bad func(key, format string, args ...any)) {
 	case l.InPacketPlane() && l.Algorithm.HasHistory():
 		bad("algorithm", "%v: unsupported for attachments", l.Algorithm)
 	case n > MaxWindow || n > uint64(l.NewConnections.Per/time.Nanosecond):
-		bad("new_connections", "%d: must be at most %d in a window, and one a nanosecond", n, MaxWindow)
+		bad("new_connections", "%d: must be must be at most %d in a window, and one a nanosecond", n, MaxWindow)
 	case l.Algorithm == SlidingLog && n > leaky.MaxLog:
 		bad("new_connections", "%d: a log has at most %d", n, leaky.MaxLog)
 	}

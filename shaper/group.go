@@ -289,7 +289,7 @@ func (l *Limit) validateValues(bad func(key, format string, args ...any)) {
 		bad("burst", "takes more than %v at the rate", MaxBurstTime)
 	}
 	if class, percent := l.Unreserved(); class != "" {
-		bad("max_connections", "%d: the %d%% that are reserved for class %q are no slot", l.MaxConnections, percent, class)
+		bad("max_connections", "%d: the %d%% reserved for class %q is less than one slot", l.MaxConnections, percent, class)
 	}
 	l.validateAlgorithm(bad)
 }

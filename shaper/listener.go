@@ -61,6 +61,10 @@ type Listener struct {
 	// deliver that traffic here, and the downstreams' replies. It requires CAP_NET_RAW or CAP_NET_ADMIN.
 	Transparent bool
 
+	// Instances is how many daemons of this host listen at Addresses, 1 to 64; 0 is 1. The kernel chooses one by the source, an IPv4
+	// address or an IPv6 prefix of 64 bits: at each address the same one, until an instance comes or goes.
+	Instances int
+
 	AccessLog bool // log each TCP connection and UDP flow that ends
 
 	ConnectTimeout time.Duration // of one TCP connection attempt, 1ms to 1h

@@ -77,7 +77,7 @@ func ParseMark(s string) (Mark, error) {
 	case err != nil:
 		return Mark{}, fmt.Errorf("%q is not a mark of 32 bits such as \"0x10\", or one with a mask such as \"0x10/0xff\"", s)
 	case !m.valid():
-		return Mark{}, fmt.Errorf("%q: the mask must have a bit, and all those of the value: nothing, or all, would match", s)
+		return Mark{}, fmt.Errorf("%q: the mask must not be 0, and must have all bits of the value", s)
 	}
 	return m, nil
 }

@@ -54,11 +54,11 @@ func (l *Limit) PenaltyConflict(listeners []Listener) string {
 	case !l.CountsConnections():
 		return "has no max_connections or new_connections, and so refuses no connections"
 	case l.Key&KeySource == 0:
-		return "has no \"source\" in key: others could have a source refused"
+		return "has no \"source\" in key: other sources could cause its refusals"
 	case l.Key&KeyConnection != 0:
 		return "has \"connection\" in key, and so refuses no connections"
 	case l.Shared:
-		return "is shared: a host that is alone may refuse everybody"
+		return "is shared: a host that is alone may refuse every source"
 	case l.SlotFor.InTurns():
 		return "has slots for turns, for which open connections wait"
 	}

@@ -33,9 +33,9 @@ func (l *Limit) validateReserve(classes []TrafficClass, bad func(key, format str
 	case l.Shared:
 		bad("reserve", "unsupported with shared: hosts lend each other parts for any class")
 	case l.Adapt != AdaptOff:
-		bad("reserve", "unsupported with adapt: it is not known of how many slots it is a part")
+		bad("reserve", "unsupported with adapt, whose maximum varies")
 	case l.MaxConnections > 0 && (l.QueueTimeout == 0 || l.MaxQueue == 0):
-		bad("reserve", "needs max_queue and queue_timeout: a slot that is lent is given back to one that waits")
+		bad("reserve", "needs max_queue and queue_timeout: only a waiting connection reclaims a lent slot")
 	}
 	sum := 0
 	for i, r := range l.Reserve {

@@ -32,7 +32,7 @@ func (l *Limit) validateSlotFor(listeners []Listener, bad func(key, format strin
 	case l.udpListener(listeners) != nil:
 		bad("slot_for", "unsupported for UDP, which listener %q proxies: match protocol \"tcp\"", l.udpListener(listeners).Name)
 	case l.NewConnections.N != 0:
-		bad("new_connections", "unsupported with slots for turns: add a limit beside this one")
+		bad("new_connections", "unsupported with slots for turns: use a second limit")
 	case l.YieldAfter != 0:
 		bad("yield_after", "has no effect with slots for turns: idle connections hold none")
 	case l.TurnGap < 0 || l.TurnGap > MaxTurnGap:

@@ -128,7 +128,7 @@ func validate(r *Rules) error {
 			bad("yield_after", "%v: must not be negative", l.YieldAfter)
 		}
 		if l.YieldAfter != 0 && l.Key&KeySource != 0 {
-			bad("yield_after", "has no effect with source in key: each source has slots of its own")
+			bad("yield_after", "has no effect with source in key: each source has its own slots")
 		}
 		if l.YieldAfter != 0 && (l.InPacketPlane() || l.MaxConnections == 0 || l.Match.Protocol == UDP) {
 			bad("yield_after", "needs max_connections of TCP at listeners")
@@ -179,7 +179,7 @@ func validate(r *Rules) error {
 		}
 		for _, m := range l.Match.Mark {
 			if !m.valid() {
-				bad("match.mark", "%v: the mask must have a bit, and all those of the value", m)
+				bad("match.mark", "%v: the mask must not be 0, and must have all bits of the value", m)
 			}
 		}
 		for _, r := range l.Match.Port {
@@ -248,19 +248,19 @@ func (l *Limit) validateInProxyPlane(listeners []Listener, bad func(key, format 
 func (l *Limit) validateAdapt(listeners []Listener, bad func(key, format string, args ...any)) {
 	switch {
 	case l.MaxConnections == 0:
-		bad("adapt", "needs max_connections, the most that there may be in flight")
+		bad("adapt", "needs max_connections, the upper bound of the maximum in flight")
 	case l.InPacketPlane():
-		bad("adapt", "unsupported at attachments, which do not see what the downstream answers")
+		bad("adapt", "unsupported at attachments, which do not see the answers of the downstream")
 	case l.Match.Protocol == UDP:
 		bad("adapt", "unsupported for UDP, whose flows have no end")
 	case l.udpListener(listeners) != nil:
 		bad("adapt", "unsupported for UDP, which listener %q proxies: match protocol \"tcp\"", l.udpListener(listeners).Name)
 	case l.Key != 0:
-		bad("adapt", "unsupported with a key: what a downstream bears is one number; add a limit with a key beside this one")
+		bad("adapt", "unsupported with a key: a downstream has one capacity; use a second limit for the key")
 	case l.Shared && l.Adapt == AdaptObserve:
 		bad("adapt", "\"observe\" is unsupported for a limit that hosts share")
 	case l.MaxQueue == 0 || l.QueueTimeout == 0:
-		bad("adapt", "needs max_queue and queue_timeout: what a downstream bears is seen while connections wait")
+		bad("adapt", "needs max_queue and queue_timeout: the capacity of a downstream is measured while connections wait")
 	}
 }
 
@@ -291,7 +291,7 @@ func (l *Limit) validateInPacketPlane(attachments []Attachment, counting map[str
 		set bool
 	}{{"match.dscp", len(l.Match.DSCP) > 0}, {"match.mark", len(l.Match.Mark) > 0}, {"match.cgroup", len(l.Match.Cgroup) > 0}} {
 		if byPacket.set && l.CountsConnections() {
-			bad(byPacket.key, "unsupported with max_connections and new_connections: not all packets of a connection tell it")
+			bad(byPacket.key, "unsupported with max_connections and new_connections: not every packet of a connection has it")
 		}
 	}
 	for i := range attachments {
