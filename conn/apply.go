@@ -110,21 +110,35 @@ func (p *Proxy) plan(listens []shaper.Listener, policy *shaper.Policy) (*change,
 	return c, nil
 }
 
-// open opens the new ports. It has no visible effect.
+// open opens the new ports. It has no visible effect, but where this is one of several instances: a UDP port gets datagrams once
+// it is bound, and a TCP port connections once it listens, which is when all ports are bound.
 func (c *change) open() error {
 	for key, b := range c.bindings {
 		l := c.Proxy.ports[key]
 		if l == nil && c.stopping {
 			continue
 		}
-		if l == nil {
-			var err error
-			if l, err = c.openPort(key, intercepts(c.listens[key], key)); err != nil {
-				return fmt.Errorf("listener %q: %w", b.name, c.explainInUse(key, err))
+		var err error
+		switch {
+		case l == nil:
+			if l, err = c.openPort(key, c.listens[key]); err == nil {
+				c.opened = append(c.opened, l)
 			}
-			c.opened = append(c.opened, l)
+		case c.listens[key].Instances <= 1 && sock.PermitsOthers(l.descriptor()):
+			err = errors.New("instances: one instance needs a restart, after the others have been stopped: they would still listen")
+		}
+		if err != nil {
+			return fmt.Errorf("listener %q: %w", b.name, c.explainInUse(key, err))
 		}
 		c.ports[key] = l
+	}
+	for key, l := range c.ports {
+		if c.Proxy.ports[key] != nil {
+			continue
+		}
+		if err := l.listen(); err != nil {
+			return fmt.Errorf("listener %q: %w", c.bindings[key].name, c.explainInUse(key, err))
+		}
 	}
 	if c.rejecter.Load() == nil && needsRejecter(c.policy) {
 		r, err := newRejecter()
@@ -238,8 +252,11 @@ func (c *change) swap(now leaky.Time) {
 	p.divideMemory(now)
 }
 
-// followSlice is how long the loop updates connections before other work has its turn.
-const followSlice = leaky.Second / 2000
+// A change has followSlice of the loop's time at once, or followShare of it while rounds take longer.
+const (
+	followSlice = leaky.Second / 2000
+	followShare = 5 // one in so many
+)
 
 // follow updates connections to the current policy, in batches.
 func (c *change) follow() {
@@ -248,41 +265,52 @@ func (c *change) follow() {
 		inBatches(w.loop, &w.sessions, func(s *session, now leaky.Time) { s.applyPolicy(c.policy, now); w.admission.run(now) })
 		inBatches(w.loop, &w.flowList, func(f *udpFlow, now leaky.Time) { f.applyPolicy(c.policy, now); w.admission.run(now) })
 	}
-	for more := true; more; {
-		p.home.loop.call(func(now leaky.Time) {
-			for end := now + followSlice; more && now < end; now = p.clock.Now() {
-				more = p.shaper.Migrate()
-			}
-		})
-	}
+	p.home.loop.inSlices(func(leaky.Time) bool { return p.shaper.Migrate() })
 }
 
-// inBatches calls f on the loop for all connections of r. Other work has its turn after each
-// followSlice.
+// inBatches calls f on the loop for all connections of r, in slices.
 func inBatches[T registered](l *loop, r *registry[T], f func(T, leaky.Time)) {
 	at := fromEnd
-	for more := true; more; {
-		more = false
-		l.call(func(now leaky.Time) {
-			for end := now + followSlice; now < end; now = l.clock.Now() {
-				for range 8 {
-					x, ok := r.prev(&at)
-					if !ok {
-						return
-					}
-					f(x, now)
-				}
+	l.inSlices(func(now leaky.Time) bool {
+		for range 8 {
+			x, ok := r.prev(&at)
+			if !ok {
+				return false
 			}
-			more = true
-		})
+			f(x, now)
+		}
+		return true
+	})
+}
+
+// inSlices calls f on the loop until it returns false, and waits for that. Other work has its turn after each slice.
+func (l *loop) inSlices(f func(now leaky.Time) (more bool)) {
+	done := make(chan struct{})
+	other := l.clock.Now() // when other work had its turn
+	var slice func(leaky.Time)
+	slice = func(leaky.Time) {
+		now := l.clock.Now()
+		end := now + max(followSlice, now.Sub(other)/(followShare-1))
+		for ; now < end; now = l.clock.Now() {
+			if !f(now) {
+				close(done)
+				return
+			}
+		}
+		other = now
+		l.runLater(slice)
+	}
+	l.post(slice)
+	select {
+	case <-done:
+	case <-l.done:
 	}
 }
 
 // retire closes the removed ports.
 func (c *change) retire() {
 	for key, l := range c.ports {
-		// Permitted, as it was when the port was opened, or by CAP_NET_ADMIN.
-		_ = sock.SetTransparent(l.descriptor(), key.Addr.Addr(), intercepts(c.listens[key], key))
+		c.setOptions(l.descriptor(), key, c.listens[key])
 	}
 	for key, l := range c.Proxy.ports {
 		if c.ports[key] != l {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shaperd.dev/shaperd/conn/internal/sock"
 	"shaperd.dev/shaperd/leaky"
 	"shaperd.dev/shaperd/shaper"
 )
@@ -224,6 +225,9 @@ func (s *session) judge(closed bool, now leaky.Time) {
 			s.attemptSucceeded(now)
 		}
 	case unanswered && now >= s.turns.askedAt+timeout && !closed:
+		if n, _ := sock.Peek(s.server.fd, s.proxy.loop.scratch[:1]); n > 0 { // the answer is yet to be read
+			return
+		}
 		s.attemptFailed(shaper.FailedFirstByte, errAnswerLate, now)
 	case long: // it says nothing of the downstream: another one may try
 		s.endTrying()

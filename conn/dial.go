@@ -33,8 +33,14 @@ func (s *session) admitted(now leaky.Time) {
 		s.abort(shaper.Overload, now)
 		return
 	}
-	s.timer.Fire = func(now leaky.Time) { s.redial(unix.ETIMEDOUT, now) }
+	s.timer.Fire = s.dialTimedOut
 	s.dial(now)
+}
+
+func (s *session) dialTimedOut(now leaky.Time) {
+	if due := s.dialedAt + leaky.FromDuration(s.config.Load().ConnectTimeout); !s.proxy.loop.unheard(&s.timer, due) {
+		s.redial(unix.ETIMEDOUT, now)
+	}
 }
 
 // dial connects to a downstream, and to the next one if that fails. If the next one is full, the

@@ -13,13 +13,16 @@ type Port struct {
 	FD int // owned by the proxy; valid until the next Apply, Drain or Close
 }
 
-// Ports returns the open ports.
+// Ports returns the open ports that are to be kept while no daemon has them. Ports of one of several instances are not among
+// them: the others serve their sources.
 func (p *Proxy) Ports() []Port {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var all []Port
 	for e, l := range p.ports {
-		all = append(all, Port{e, l.descriptor()})
+		if l.bound().config.Load().Instances <= 1 {
+			all = append(all, Port{e, l.descriptor()})
+		}
 	}
 	return all
 }

@@ -48,7 +48,8 @@ type binding struct {
 
 // port is an open endpoint.
 type port interface {
-	bind(binding) // starts the port, or changes its listener; on the loop
+	listen() error // lets connections arrive
+	bind(binding)  // starts the port, or changes its listener; on the loop
 	bound() *binding
 	close()
 	descriptor() int
@@ -61,11 +62,27 @@ func (p *Proxy) newListener(name string) *listener {
 	}
 }
 
-func (p *Proxy) openPort(e shaper.Endpoint, transparent bool) (port, error) {
+func (p *Proxy) openPort(e shaper.Endpoint, l *shaper.Listener) (port, error) {
 	if e.Protocol == shaper.UDP {
-		return p.openUDP(e, transparent)
+		return p.openUDP(e, l)
 	}
-	return p.openTCP(e, transparent)
+	return p.openTCP(e, l)
+}
+
+// setOptions sets those options of a port, of e, that a configuration changes.
+func (p *Proxy) setOptions(fd int, e shaper.Endpoint, l *shaper.Listener) {
+	// Permitted, as it was when the port was opened, or by CAP_NET_ADMIN.
+	_ = sock.SetTransparent(fd, e.Addr.Addr(), intercepts(l, e))
+	if l.Instances <= 1 {
+		return
+	}
+	err := sock.PermitOthers(fd)
+	if err == nil {
+		err = sock.SpreadSources(fd, e.Addr.Addr(), l.Instances)
+	}
+	if err != nil && !errors.Is(err, unix.EINVAL) { // it is alone, and the next instance there spreads the sources
+		p.log.Warn("connections of one source may reach several instances", "listener", l.Name, "address", e.String(), "err", err)
+	}
 }
 
 var errInUse = errors.New("address already in use")

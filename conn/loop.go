@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
-	"time"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -31,9 +31,11 @@ type loop struct {
 	quotas    *quotas
 
 	epoll         int
+	parking       *parking
 	wakeFD        int // eventfd; written with mu, which others need to read it
 	registrations []registration
 	events        [128]unix.EpollEvent
+	polled        int                    // events of the last poll
 	timeout       [2]int64               // struct __kernel_timespec, of 64-bit words on every processor
 	deferred      []func(now leaky.Time) // work for the next round
 	spare         []func(now leaky.Time)
@@ -42,9 +44,9 @@ type loop struct {
 	pipes         sock.PipePool
 	headroom      *headroom
 	now           leaky.Time // start of the round
+	hearing       hearing
 	moderation    moderation
 	rounds        uint64 // so far
-	quick         int    // how many polls in succession have returned events within busyWait
 	stopping      bool
 
 	batch  *sock.Batch
@@ -53,6 +55,8 @@ type loop struct {
 	memory memory
 
 	done chan struct{} // closed when run ends
+
+	hasPosted atomic.Bool // len(posted) > 0
 
 	mu sync.Mutex
 	// mu protects:
@@ -72,12 +76,15 @@ type registration struct {
 // wait up to pollWindow.
 const pollWindow = leaky.Second / 1e6 * 100
 
-// busyWait is how soon events must follow one another, for busyPolls polls, for the loop to be busy. Its waits are no longer
-// then: a thread that is busy should keep its Go processor, but other goroutines may need it.
 const (
-	busyWait  = leaky.Second / 1e6 * 200
-	busyPolls = 4
+	// busyWait is the longest wait after events: others often follow, and a thread that is busy should keep its Go processor.
+	busyWait = leaky.Second / 1e6 * 200
+
+	maxParking = 3600 * leaky.Second
 )
+
+// loopDescriptors are the descriptors of a loop besides those that it watches: of its epoll instance, and of parking.
+const loopDescriptors = 2
 
 // scratchSize is the most that is copied from one TCP socket to the other at once.
 const scratchSize = 64 << 10
@@ -103,16 +110,19 @@ func newLoop(clock *pacer.Clock, s *shaper.Shaper, h *headroom) (*loop, error) {
 		unix.Close(l.epoll)
 		return nil, fmt.Errorf("create eventfd: %w", err)
 	}
-	h.sockets.Add(1) // that of epoll
+	h.sockets.Add(loopDescriptors)
 	err = l.watch(l.wakeFD, unix.EPOLLIN, wakeup{l})
 	if err == nil {
-		if _, errno := l.epollWait(true); errno != 0 && errno != unix.EINTR {
+		if errno := l.wait(0); errno != 0 && errno != unix.EINTR {
 			err = fmt.Errorf("epoll_pwait2, which requires Linux 5.11: %w", errno)
 		}
 	}
+	if err == nil {
+		l.parking, err = newParking(l.epoll, func() bool { return l.wait(0) == 0 && l.polled > 0 })
+	}
 	if err != nil {
 		l.unwatch(l.wakeFD)
-		h.sockets.Add(-1)
+		h.sockets.Add(-loopDescriptors)
 		unix.Close(l.epoll)
 		unix.Close(l.wakeFD)
 		return nil, err
@@ -129,8 +139,9 @@ func (l *loop) run() {
 	unix.Close(wakeFD)
 	l.wakeFD = -1
 	l.mu.Unlock()
+	l.parking.close()
 	unix.Close(l.epoll)
-	l.headroom.sockets.Add(-1)
+	l.headroom.sockets.Add(-loopDescriptors)
 	l.pipes.Close()
 	close(l.done)
 }
@@ -146,6 +157,7 @@ func (l *loop) post(f func(now leaky.Time)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.posted = append(l.posted, f)
+	l.hasPosted.Store(true)
 	if len(l.posted) == 1 && l.wakeFD >= 0 {
 		one := uint64(1)
 		_, _ = unix.Write(l.wakeFD, unsafe.Slice((*byte)(unsafe.Pointer(&one)), 8)) // EAGAIN means that a wake-up is pending
@@ -173,9 +185,11 @@ func (l *loop) watch(fd int, events uint32, w watcher) error {
 	at := &l.registrations[fd]
 	at.watcher, at.events = w, events
 	at.generation++
+	l.hearing.sockets++
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: at.generation}
 	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 		at.watcher = nil
+		l.hearing.sockets--
 		return fmt.Errorf("watch socket: %w", err)
 	}
 	l.headroom.sockets.Add(1)
@@ -205,6 +219,7 @@ func (l *loop) unwatch(fd int) {
 func (l *loop) clearWatch(fd int) {
 	if fd < len(l.registrations) && l.registrations[fd].watcher != nil {
 		l.registrations[fd].watcher = nil
+		l.hearing.sockets--
 		l.headroom.sockets.Add(-1)
 	}
 }
@@ -212,11 +227,11 @@ func (l *loop) clearWatch(fd int) {
 // round waits until something is ready, or until the time until, and handles it. If a departure is
 // near it handles what is ready, and then sleeps until the departure. While many datagrams arrive it rests.
 func (l *loop) round(until leaky.Time) bool {
-	if len(l.deferred) > 0 {
+	if l.hasDeferred() {
 		until = 0
 	}
-	before := l.clock.Now()
-	wait := until.Sub(before)
+	l.hearing.begun = l.clock.Now()
+	wait := until.Sub(l.hearing.begun)
 	n := 0
 	if wait > pollWindow {
 		n = l.poll(wait)
@@ -226,11 +241,6 @@ func (l *loop) round(until leaky.Time) bool {
 	now := l.clock.Now()
 	l.now = now
 	l.rounds++
-	if n > 0 && now.Sub(before) < busyWait {
-		l.quick++
-	} else {
-		l.quick = 0
-	}
 	l.pacer.Skip(now)
 	for i := range n {
 		ev := &l.events[i]
@@ -238,6 +248,9 @@ func (l *loop) round(until leaky.Time) bool {
 			at.watcher.ready(ev.Events, now)
 			l.pacer.Fire()
 		}
+	}
+	if l.hasPosted.Load() {
+		l.runPosted(now)
 	}
 	work := l.deferred
 	l.deferred = l.spare[:0]
@@ -247,10 +260,12 @@ func (l *loop) round(until leaky.Time) bool {
 		l.pacer.Fire()
 	}
 	l.spare = work
+	l.hearing.end(n, len(l.events))
+	l.pacer.FireDeferred(now)
 	if wait > pollWindow {
 		until = l.moderation.rest(now)
 	}
-	if until > now && len(l.deferred) == 0 {
+	if until > now && !l.hasDeferred() {
 		if at, ok := l.pacer.Next(); ok { // it may be earlier now
 			until = min(until, at)
 		}
@@ -259,49 +274,53 @@ func (l *loop) round(until leaky.Time) bool {
 	return !l.stopping
 }
 
-// poll waits for events, for at most timeout. A long wait ends slightly early and releases the Go
-// processor; a short one keeps it, see [pacer.MaxShortWait]. Those of a busy loop are short.
+// poll waits for events, for at most timeout, and returns how many there are. A long wait releases the Go processor, and ends
+// [pacer.MaxShortWait] early: the timers of the runtime are coarse, and it takes time to get a processor back. A short one keeps it.
 func (l *loop) poll(timeout leaky.Time) int {
-	if l.quick >= busyPolls {
+	if l.polled > 0 {
 		timeout = min(timeout, busyWait)
 	}
-	short := timeout <= pacer.MaxShortWait
-	if !short {
-		timeout -= leaky.FromDuration(time.Millisecond)
-	}
-	ns := int64(min(timeout, leaky.Forever/2).Duration())
-	l.timeout = [2]int64{ns / 1e9, ns % 1e9}
-	n, errno := l.epollWait(short)
-	if errno != 0 { // EINTR
-		return 0
-	}
-	return n
-}
-
-func (l *loop) epollWait(short bool) (int, unix.Errno) {
-	var n uintptr
-	var errno unix.Errno
-	if short {
-		n, _, errno = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&l.events[0])),
-			uintptr(len(l.events)), uintptr(unsafe.Pointer(&l.timeout)), 0, 0)
+	if timeout <= pacer.MaxShortWait {
+		_ = l.wait(timeout) // or EINTR
 	} else {
-		n, _, errno = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&l.events[0])),
-			uintptr(len(l.events)), uintptr(unsafe.Pointer(&l.timeout)), 0, 0)
+		l.parking.wait(min(timeout-pacer.MaxShortWait, maxParking).Duration())
 	}
-	return int(n), errno
+	return l.polled
 }
 
-// wakeup runs the posted work.
-type wakeup struct{ *loop }
+// wait is a poll that keeps the Go processor.
+func (l *loop) wait(timeout leaky.Time) unix.Errno {
+	ns := int64(timeout.Duration())
+	l.timeout = [2]int64{ns / 1e9, ns % 1e9}
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.epoll), uintptr(unsafe.Pointer(&l.events[0])),
+		uintptr(len(l.events)), uintptr(unsafe.Pointer(&l.timeout)), 0, 0)
+	if l.polled = int(n); errno != 0 {
+		l.polled = 0
+	}
+	return errno
+}
 
-func (w wakeup) ready(_ uint32, now leaky.Time) {
-	var count [8]byte
-	_, _ = unix.Read(w.wakeFD, count[:])
-	w.mu.Lock()
-	posted := w.posted
-	w.posted = nil
-	w.mu.Unlock()
+// hasDeferred reports whether work waits for the next round, which then must not wait.
+func (l *loop) hasDeferred() bool { return len(l.deferred) > 0 || l.pacer.HasDeferred() }
+
+// runPosted runs the posted work. It does so in each round: the event of wakeFD may come many rounds late, since epoll reports it
+// after those of all sockets that were ready before.
+func (l *loop) runPosted(now leaky.Time) {
+	l.mu.Lock()
+	posted := l.posted
+	l.posted = nil
+	l.hasPosted.Store(false)
+	l.mu.Unlock()
 	for _, f := range posted {
 		f(now)
 	}
+	l.pacer.Fire()
+}
+
+// wakeup ends a wait when work is posted.
+type wakeup struct{ *loop }
+
+func (w wakeup) ready(uint32, leaky.Time) {
+	var count [8]byte
+	_, _ = unix.Read(w.wakeFD, count[:])
 }

@@ -143,13 +143,19 @@ func (m merge) moveLoop() {
 	from.pacer.Cancel(&m.from.ackMonitor.timer)
 	from.pacer.Cancel(&m.from.statsSampler.timer)
 	into.pacer.Absorb(from.pacer)
+	into.hearing.begun = min(into.hearing.begun, from.hearing.until)
 	for fd := range from.registrations {
 		at := from.registrations[fd]
 		if at.watcher == nil || fd == from.wakeFD {
 			continue
 		}
-		from.clearWatch(fd)                                           // its epoll instance is closed as soon as all go on
-		if err := into.watch(fd, at.events, at.watcher); err != nil { // as if the socket had failed
+		from.clearWatch(fd) // its epoll instance is closed as soon as all go on
+		err := into.watch(fd, at.events, at.watcher)
+		if err != nil { // a user may have so many registrations, and both instances count: see fs.epoll.max_user_watches
+			_ = unix.EpollCtl(from.epoll, unix.EPOLL_CTL_DEL, fd, nil)
+			err = into.watch(fd, at.events, at.watcher)
+		}
+		if err != nil { // as if the socket had failed
 			m.into.log.Error("moving a connection to another loop failed", "err", err)
 			into.runLater(func(now leaky.Time) { at.watcher.ready(unix.EPOLLERR|unix.EPOLLHUP, now) })
 		}

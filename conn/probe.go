@@ -25,6 +25,7 @@ type probe struct {
 	asked   bool        // it is connected, and waits for the answer
 	counted bool        // the check holds one of d's max_connections
 	timer   pacer.Event // starts the next check, or is the timeout of this one
+	due     leaky.Time  // the timeout
 
 	interval time.Duration // that the next check was scheduled with
 }
@@ -72,8 +73,18 @@ func (p *probe) start(now leaky.Time) {
 		return
 	}
 	p.fd = fd
-	p.timer.Fire = func(now leaky.Time) { p.finish(unix.ETIMEDOUT, now) }
-	proxy.loop.pacer.Schedule(&p.timer, now+leaky.FromDuration(config.Check.Timeout))
+	p.timer.Fire = func(now leaky.Time) {
+		if !proxy.loop.unheard(&p.timer, p.due) {
+			p.finish(unix.ETIMEDOUT, now)
+		}
+	}
+	p.wait(config, now)
+}
+
+// wait gives the downstream until the timeout to answer.
+func (p *probe) wait(config *listenerConfig, now leaky.Time) {
+	p.due = now + leaky.FromDuration(config.Check.Timeout)
+	p.d.listener.proxy.loop.pacer.Schedule(&p.timer, p.due)
 }
 
 // checkPort returns the port to check: the downstream's, or else the listener's first one.
@@ -89,12 +100,15 @@ func (p *probe) ready(events uint32, now leaky.Time) {
 	case p.asked:
 		p.readAnswer(now)
 	case events&unix.EPOLLOUT != 0:
-		check := &p.d.listener.config.Load().Check
+		config := p.d.listener.config.Load()
 		p.asked = true
-		if check.Send != "" {
-			if _, errno := sock.Send(p.fd, []byte(check.Send)); errno != 0 { // it fits into the buffer of a new connection
+		if config.Check.Send != "" {
+			if _, errno := sock.Send(p.fd, []byte(config.Check.Send)); errno != 0 { // it fits into the buffer of a new connection
 				p.finish(errno, now)
 				return
+			}
+			if p.due <= now { // it could not be asked before
+				p.wait(config, now)
 			}
 		}
 		p.readAnswer(now)

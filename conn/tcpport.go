@@ -34,7 +34,7 @@ const (
 	maxAcceptBatch = 8
 )
 
-func (p *Proxy) openTCP(e shaper.Endpoint, transparent bool) (port, error) {
+func (p *Proxy) openTCP(e shaper.Endpoint, l *shaper.Listener) (port, error) {
 	fd, err := p.takeInherited(e), error(nil)
 	inherited := fd >= 0
 	if !inherited {
@@ -45,11 +45,8 @@ func (p *Proxy) openTCP(e shaper.Endpoint, transparent bool) (port, error) {
 		sock.SetKeepAlive(fd)
 		p.tagSocket(fd)
 		if !inherited {
-			err = sock.BindTCP(fd, e.Addr, transparent)
+			err = sock.BindTCP(fd, e.Addr, intercepts(l, e), l.Instances > 1)
 		}
-	}
-	if err == nil {
-		err = unix.Listen(fd, Backlog) // an inherited socket may listen already
 	}
 	if err != nil {
 		if fd >= 0 {
@@ -60,6 +57,13 @@ func (p *Proxy) openTCP(e shaper.Endpoint, transparent bool) (port, error) {
 	t := &tcpPort{fd: fd, local: localAddr(fd)}
 	t.resumeTimer.Fire = func(leaky.Time) { t.proxy.loop.setEvents(t.fd, unix.EPOLLIN) }
 	return t, nil
+}
+
+func (t *tcpPort) listen() error {
+	if err := unix.Listen(t.fd, Backlog); err != nil { // an inherited socket may listen already
+		return explainBind(err, "tcp://"+t.local.String())
+	}
+	return nil
 }
 
 func (t *tcpPort) descriptor() int { return t.fd }
@@ -158,8 +162,13 @@ func (s *session) begin(now leaky.Time) {
 	for _, prefix := range s.config.Load().AcceptProxyFrom {
 		if prefix.Contains(s.clientAddr.Addr()) {
 			s.stage = stageHeader
-			s.timer.Fire = s.rejectHeader
-			s.proxy.loop.pacer.Schedule(&s.timer, now+headerTimeout)
+			due := now + headerTimeout
+			s.timer.Fire = func(now leaky.Time) {
+				if !s.proxy.loop.unheard(&s.timer, due) {
+					s.rejectHeader(now)
+				}
+			}
+			s.proxy.loop.pacer.Schedule(&s.timer, due)
 			return
 		}
 	}

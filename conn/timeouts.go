@@ -35,13 +35,14 @@ func (s *session) armTimeouts(now leaky.Time) {
 	if s.up.unit.queued || s.down.unit.queued || s.turn != nil && s.turn.asking {
 		p.lastActive, p.throttled = now, true
 	}
+	heard := min(now, s.proxy.loop.hearing.until)
 	next := leaky.Never
 	over := false
 	check := func(after time.Duration, since leaky.Time, how shaper.Ending) {
 		if after == 0 || over {
 			return
 		}
-		if end := since.Add(leaky.FromDuration(after)); end > now {
+		if end := since.Add(leaky.FromDuration(after)); end > heard {
 			next = min(next, end)
 			return
 		}
@@ -62,7 +63,11 @@ func (s *session) armTimeouts(now leaky.Time) {
 		}
 		check(SlowWindow, p.windowStart, shaper.TooSlow)
 	}
-	if !over && next != leaky.Never {
+	switch {
+	case over || next == leaky.Never:
+	case next <= now:
+		s.proxy.loop.pacer.Defer(&s.timer)
+	default:
 		s.proxy.loop.pacer.ScheduleCoarse(&s.timer, next)
 	}
 }

@@ -192,6 +192,7 @@ func (t *turnSlot) mayEnd(now leaky.Time) {
 	case due == leaky.Never:
 	case due > now:
 		s.proxy.loop.pacer.Schedule(&t.end, due)
+	case due > t.moved && s.proxy.loop.unheard(&t.end, due): // or the protocol has told, and nothing need be heard
 	default:
 		t.leave(now)
 		t.ask(now)

@@ -299,7 +299,9 @@ func (f *udpFlow) expire(now leaky.Time) {
 		f.proxy.loop.pacer.ScheduleCoarse(&f.expiry, max(end, now+leaky.Second))
 		return
 	}
-	f.close(now)
+	if !f.proxy.loop.unheard(&f.expiry, f.lastActive+f.idleTimeout()) {
+		f.close(now)
+	}
 }
 
 // close ends f, and drops its queued datagrams. The units and connections that this lets go on

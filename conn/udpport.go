@@ -24,12 +24,12 @@ type udpPort struct {
 // what arrives while the loop is busy.
 const UDPBuffer = 4 << 20
 
-func (p *Proxy) openUDP(e shaper.Endpoint, transparent bool) (port, error) {
+func (p *Proxy) openUDP(e shaper.Endpoint, l *shaper.Listener) (port, error) {
 	fd, err := p.takeInherited(e), error(nil)
 	if fd >= 0 {
 		err = sock.SetUDPOptions(fd, e.Addr.Addr(), UDPBuffer)
 	} else {
-		fd, err = sock.OpenUDP(e.Addr, transparent, UDPBuffer)
+		fd, err = sock.OpenUDP(e.Addr, intercepts(l, e), l.Instances > 1, UDPBuffer)
 	}
 	if err != nil {
 		if fd >= 0 {
@@ -39,6 +39,8 @@ func (p *Proxy) openUDP(e shaper.Endpoint, transparent bool) (port, error) {
 	}
 	return &udpPort{fd: fd, local: localAddr(fd)}, nil
 }
+
+func (u *udpPort) listen() error { return nil } // it receives since it was bound
 
 func (u *udpPort) descriptor() int { return u.fd }
 

@@ -27,7 +27,7 @@ func (p *worker) yieldIdle(gt *gate, now leaky.Time) {
 	if after == 0 || gt.limit.Observe || !gt.atCap(now) || gt.reserved.queue != nil {
 		return
 	}
-	users := p.slotUsersOf(gt, after, now)
+	users := p.slotUsersOf(gt, after)
 	for range maxYields {
 		if !gt.atCap(now) { // who waits here next waits for something else, too
 			return
@@ -48,7 +48,7 @@ func (p *worker) yieldIdle(gt *gate, now leaky.Time) {
 }
 
 // slotUsersOf returns the sources that hold slots of gt, or wait there.
-func (p *worker) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser) {
+func (p *worker) slotUsersOf(gt *gate, after leaky.Time) (list []*slotUser) {
 	byKey := map[memberKey]*slotUser{}
 	of := func(key memberKey) *slotUser {
 		h := byKey[key]
@@ -66,7 +66,7 @@ func (p *worker) slotUsersOf(gt *gate, after, now leaky.Time) (list []*slotUser)
 		m := s.membersAt(gt)
 		h := of(m.keys[0])
 		h.held++
-		if s.mayYield() && now.Sub(s.activity.lastActive) >= after {
+		if s.mayYield() && p.loop.hearing.until.Sub(s.activity.lastActive) >= after {
 			h.idle = append(h.idle, s)
 		}
 	}

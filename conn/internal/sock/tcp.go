@@ -31,10 +31,15 @@ func SetKeepAlive(fd int) {
 	_ = SetOption(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
 }
 
-// BindTCP binds a socket that will listen. Connections inherit its options.
-func BindTCP(fd int, addr netip.AddrPort, transparent bool) error {
+// BindTCP binds a socket that will listen. Connections inherit its options. If others is set, others may be bound there, too.
+func BindTCP(fd int, addr netip.AddrPort, transparent, others bool) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 		return err
+	}
+	if others {
+		if err := PermitOthers(fd); err != nil {
+			return err
+		}
 	}
 	return bind(fd, addr, transparent)
 }

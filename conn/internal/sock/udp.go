@@ -8,13 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenUDP returns a socket that receives datagrams at addr, with the options of SetUDPOptions.
-func OpenUDP(addr netip.AddrPort, transparent bool, buffer int) (int, error) {
+// OpenUDP returns a socket that receives datagrams at addr, with the options of SetUDPOptions. If others is set, others may be
+// bound there, too.
+func OpenUDP(addr netip.AddrPort, transparent, others bool, buffer int) (int, error) {
 	fd, err := newSocket(addr.Addr(), unix.SOCK_DGRAM)
 	if err != nil {
 		return -1, err
 	}
-	if err = SetUDPOptions(fd, addr.Addr(), buffer); err == nil {
+	err = SetUDPOptions(fd, addr.Addr(), buffer)
+	if err == nil && others {
+		err = PermitOthers(fd)
+	}
+	if err == nil {
 		err = bind(fd, addr, transparent)
 	}
 	if err != nil {
