@@ -84,9 +84,9 @@ func TestAdapt(t *testing.T) {
 		return st != nil && st.Throughput > 0 && st.Limit >= 5 && st.Limit <= 15
 	}
 	testutil.WaitFor(t, "the limit that the server bears", right)
-	// To the controller, a busy machine is a server that has slowed down: it gets some tries.
+	// To the controller, a busy machine is a server that has slowed down: the best of some tries counts.
 	good, tries := 0, 0
-	for ; tries < 6 && (good < 40 || sv.most.Load() > 30); tries++ {
+	for ; tries < 20 && (good < 40 || sv.most.Load() > 30); tries++ {
 		sv.most.Store(0)
 		good = 0
 		for range 50 {

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -144,17 +145,18 @@ func TestBreaker_Trickle(t *testing.T) {
 	}()
 	time.Sleep(200 * time.Millisecond)
 	began := time.Now()
-	for time.Since(began) < 6*time.Second {
+	for time.Since(began) < testTimeout {
 		if answer, _ := r.ask(); answer != "" {
 			return
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	t.Errorf("for 6 s, one that sends a byte now and then has kept out all others: %+v", r.breakerOf(v.addr))
+	t.Errorf("for 20 s, one that sends a byte now and then has kept out all others: %+v", r.breakerOf(v.addr))
 }
 
-// crowd lets 30 or more wait at a breaker, makes v answer, and returns how many came within half a second of the first one.
-func (r *proxyRig) crowd(t *testing.T, v *moodyServer, end func()) int32 {
+// crowd lets 30 or more wait at a breaker, makes v answer, and checks that they come at a ramp of 20/s.
+func (r *proxyRig) crowd(t *testing.T, v *moodyServer, end func()) {
+	t.Helper()
 	for range 40 {
 		dial(t, r.addr()).Write([]byte("how are you?\n"))
 	}
@@ -165,9 +167,17 @@ func (r *proxyRig) crowd(t *testing.T, v *moodyServer, end func()) int32 {
 	if end != nil {
 		end()
 	}
-	testutil.WaitFor(t, "one to come", func() bool { return v.came.Load() > came })
-	time.Sleep(500 * time.Millisecond)
-	return v.came.Load() - came
+	checkCrowd(t, v, came)
+}
+
+// checkCrowd waits for some connections after the first n, and checks that those after the first of them, which may be a trial,
+// came at a ramp of 20/s.
+func checkCrowd(t *testing.T, v *moodyServer, n int32) {
+	t.Helper()
+	testutil.WaitFor(t, "some to come", func() bool { return v.came.Load() >= n+12 })
+	at := v.arrivals(n)
+	slices.SortFunc(at, time.Time.Compare)
+	checkRamp(t, at[1:], 20)
 }
 
 // The ramp applies if the only other downstream is drained.
@@ -181,8 +191,9 @@ func TestBreaker_DrainedOther(t *testing.T) {
 	r.proxy.DrainDownstream("", netip.MustParseAddrPort(other.addr).String(), true)
 	r.ask()
 	r.ask()
-	if n := r.crowd(t, v, nil); n > 20 || other.came.Load() > 0 {
-		t.Errorf("%d came at once, at a ramp of 20/s; %d to the drained one", n, other.came.Load())
+	r.crowd(t, v, nil)
+	if n := other.came.Load(); n > 0 {
+		t.Errorf("%d came to the drained one", n)
 	}
 }
 
@@ -195,9 +206,7 @@ func TestBreaker_NoOther(t *testing.T) {
 	r.apply()
 	r.ask()
 	r.ask()
-	if n := r.crowd(t, v, nil); n > 20 {
-		t.Errorf("%d came at once, at a ramp of 20/s", n)
-	}
+	r.crowd(t, v, nil)
 }
 
 // A reload that removes the breaker does not let all in at once.
@@ -209,9 +218,7 @@ func TestBreaker_ReloadStampede(t *testing.T) {
 	r.apply()
 	r.ask()
 	r.ask()
-	if n := r.crowd(t, v, func() { r.listen.Breaker = shaper.Breaker{}; r.apply() }); n > 20 {
-		t.Errorf("%d came at once, at a ramp of 20/s", n)
-	}
+	r.crowd(t, v, func() { r.listen.Breaker = shaper.Breaker{}; r.apply() })
 }
 
 // Those that wait for a limit when the breaker closes come at the ramp, too.
@@ -247,11 +254,7 @@ func TestBreaker_LimitWaitersSkipRamp(t *testing.T) {
 	for _, c := range held {
 		c.Close()
 	}
-	testutil.WaitFor(t, "one to come", func() bool { return v.came.Load() > came })
-	time.Sleep(500 * time.Millisecond)
-	if n := v.came.Load() - came; n > 20 {
-		t.Errorf("%d came at once, at a ramp of %v/s", n, r.status().Rate)
-	}
+	checkCrowd(t, v, came)
 }
 
 // A server that greets, and resets each connection at the first question, opens the breaker.
@@ -385,7 +388,7 @@ func TestBreaker_ResumeDelaysRefusals(t *testing.T) {
 	t.Parallel()
 	v := newMoodyServer(t, "resets")
 	r := startBreaker(t, v.addr, shaper.Breaker{After: 2, Of: allFailures, For: time.Minute, Probe: 1, Timeout: time.Second})
-	r.listen.Ramp = shaper.Frequency{N: 1, Per: time.Second}
+	r.listen.Ramp = shaper.Frequency{N: 1, Per: time.Minute} // and hold_timeout is 10 s
 	r.apply()
 	r.ask()
 	r.ask()
@@ -399,7 +402,7 @@ func TestBreaker_ResumeDelaysRefusals(t *testing.T) {
 	for range 5 {
 		<-done
 	}
-	if took := time.Since(began); took > time.Second {
+	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("5 clients were refused within %v", took)
 	}
 }
@@ -435,7 +438,7 @@ func TestBreaker_DrainedDelaysRefusal(t *testing.T) {
 	v, other := newMoodyServer(t, "resets"), newMoodyServer(t, "answers")
 	r := startBreaker(t, v.addr, shaper.Breaker{After: 2, Of: allFailures, For: time.Minute, Probe: 1, Timeout: time.Second, Reply: "left " + shaper.RetryAfter})
 	r.addDownstream(other.addr)
-	r.listen.ConnectTimeout = 3 * time.Second
+	r.listen.ConnectTimeout = 15 * time.Second
 	r.apply()
 	r.proxy.DrainDownstream("", netip.MustParseAddrPort(other.addr).String(), true)
 	r.ask()
@@ -444,7 +447,7 @@ func TestBreaker_DrainedDelaysRefusal(t *testing.T) {
 	c := dial(t, r.addr())
 	c.Write([]byte("how are you?\n"))
 	all, err := io.ReadAll(c)
-	if took := time.Since(began); took > time.Second || !strings.HasPrefix(string(all), "left ") {
+	if took := time.Since(began); took > 7*time.Second || !strings.HasPrefix(string(all), "left ") {
 		t.Errorf("a client was told %q, %v, after %v", all, err, took)
 	}
 }
@@ -452,15 +455,23 @@ func TestBreaker_DrainedDelaysRefusal(t *testing.T) {
 // One that is refused when it is made again gets the reply at once: it has asked already.
 func TestBreaker_ReplyToRetried(t *testing.T) {
 	t.Parallel()
-	v := newMoodyServer(t, "resets")
-	r := startBreaker(t, v.addr, shaper.Breaker{After: 1, Of: allFailures, For: time.Minute, Probe: 1, Timeout: time.Second, Reply: "left " + shaper.RetryAfter})
-	r.listen.RetryUnanswered = true
-	r.apply()
-	c := dial(t, r.addr())
-	began := time.Now()
-	c.Write([]byte("how are you?\n"))
-	all, err := io.ReadAll(c)
-	if took := time.Since(began); took > 500*time.Millisecond {
-		t.Errorf("a client was told %q, %v, after %v", all, err, took)
+	fastest := time.Hour
+	for range 10 { // a busy machine may delay some
+		v := newMoodyServer(t, "resets")
+		r := startBreaker(t, v.addr, shaper.Breaker{After: 1, Of: allFailures, For: time.Minute, Probe: 1, Timeout: time.Second, Reply: "left " + shaper.RetryAfter})
+		r.listen.RetryUnanswered = true
+		r.apply()
+		c := dial(t, r.addr())
+		began := time.Now()
+		c.Write([]byte("how are you?\n"))
+		all, err := io.ReadAll(c)
+		fastest = min(fastest, time.Since(began))
+		if !strings.HasPrefix(string(all), "left ") {
+			t.Fatalf("a client was told %q, %v", all, err)
+		}
+		if fastest < 500*time.Millisecond { // the reply to one that has said nothing comes after a second
+			return
+		}
 	}
+	t.Errorf("a client was told after %v at least", fastest)
 }

@@ -56,7 +56,7 @@ func TestAckTimeout_DeadPeer(t *testing.T) {
 		"idle": {
 			func(_ *testing.T, c *net.TCPConn) {},
 			func(_ *testing.T, c *net.TCPConn) {
-				time.Sleep(900 * time.Millisecond)
+				time.Sleep(1800 * time.Millisecond)
 				c.Write(make([]byte, 10))
 				c.Read(make([]byte, 1))
 			}, false,
@@ -67,22 +67,22 @@ func TestAckTimeout_DeadPeer(t *testing.T) {
 			server, closed := make(chan *net.TCPConn, 1), make(chan struct{})
 			defer close(closed)
 			r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) { server <- c; <-closed }))
-			r.proxy.home.loop.call(func(leaky.Time) { r.proxy.home.ackMonitor.timeout = leaky.Second / 2 })
+			r.proxy.home.loop.call(func(leaky.Time) { r.proxy.home.ackMonitor.timeout = leaky.Second })
 			client := dial(t, r.addr())
 			client.SetReadBuffer(4096)
 			down := <-server
-			go c.client(t, client)
-			go c.server(t, down)
 			counts := r.shaper.Listener("l")
 			testutil.WaitFor(t, "an open connection", func() bool { return counts.Open.Load() == 1 })
 			begun := time.Now()
+			go c.client(t, client)
+			go c.server(t, down)
 			if c.ends {
 				testutil.WaitFor(t, "the end", func() bool { return counts.Open.Load() == 0 })
-				if took := time.Since(begun); took < 300*time.Millisecond {
+				if took := time.Since(begun); took < 600*time.Millisecond {
 					t.Errorf("the connection ended after %v", took)
 				}
 			} else {
-				time.Sleep(1300 * time.Millisecond)
+				time.Sleep(2600 * time.Millisecond)
 				if counts.Open.Load() != 1 {
 					t.Error("the connection ended")
 				}

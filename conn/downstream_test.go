@@ -230,7 +230,7 @@ func TestDial_FailsOver(t *testing.T) {
 	openB()
 	r := start(t, shaper.TCP, a.String())
 	r.listen.Downstream = []shaper.Downstream{{Host: a.Addr().String(), Port: a.Port()}, {Host: b.Addr().String(), Port: b.Port()}}
-	r.listen.EjectAfter, r.listen.EjectFor = 3, 300*time.Millisecond
+	r.listen.EjectAfter, r.listen.EjectFor = 3, 2*time.Second
 	r.apply()
 	got := map[string]int{}
 	for range 20 {
@@ -284,18 +284,13 @@ func TestCheck_DownAndUp(t *testing.T) {
 // A check counts against max_connections of a downstream: it waits for a free connection, and
 // connections wait for it.
 func TestCheck_CountsAsConnection(t *testing.T) {
-	var now, most atomic.Int64
-	r := start(t, shaper.TCP, testutil.ServeTCP(t, func(c *net.TCPConn) {
-		if n := now.Add(1); n > most.Load() {
-			most.Store(n) // racy, but any excess is an error
-		}
-		io.Copy(c, c)
-		now.Add(-1)
-	}))
+	// It counts connections in the order in which they came: when it answers one, it has counted all before.
+	server := script(t, func(_ int, c *net.TCPConn) { io.Copy(c, c); c.Close() })
+	r := start(t, shaper.TCP, server.addr)
 	r.listen.Downstream[0].MaxConnections, r.listen.ConnectTimeout = 2, time.Minute
-	r.listen.Check = shaper.HealthCheck{Interval: 2 * time.Millisecond, Timeout: time.Second, Rise: 1, Fall: 1}
+	r.listen.Check = shaper.HealthCheck{Interval: 2 * time.Millisecond, Timeout: testTimeout, Rise: 1, Fall: 1}
 	r.apply()
-	testutil.WaitFor(t, "a check", func() bool { return most.Load() > 0 })
+	testutil.WaitFor(t, "a check", func() bool { return server.count() > 0 })
 	var in []*net.TCPConn
 	for range 2 {
 		c := dial(t, r.addr())
@@ -305,11 +300,10 @@ func TestCheck_CountsAsConnection(t *testing.T) {
 		}
 		in = append(in, c)
 	}
-	testutil.WaitFor(t, "the last check to end", func() bool { return now.Load() == 2 })
-	most.Store(0)
+	came := server.count()
 	time.Sleep(100 * time.Millisecond)
-	if n := most.Load(); n > 0 {
-		t.Errorf("%d connections at once at a downstream with max_connections 2", n)
+	if n := server.count() - came; n > 0 {
+		t.Errorf("%d connections more at a downstream with max_connections 2", n)
 	}
 	if d := r.proxy.Downstreams()[0]; !d.Up || d.InFlight != 2 {
 		t.Errorf("%+v", d)
@@ -317,7 +311,7 @@ func TestCheck_CountsAsConnection(t *testing.T) {
 	for _, c := range in {
 		c.Close()
 	}
-	testutil.WaitFor(t, "checks to go on", func() bool { return most.Load() > 0 })
+	testutil.WaitFor(t, "checks to go on", func() bool { return server.count() > came })
 	r.listen.Check = shaper.HealthCheck{}
 	r.apply()
 	testutil.WaitFor(t, "no connections in flight", func() bool { return r.proxy.Downstreams()[0].InFlight == 0 })
@@ -337,8 +331,8 @@ func TestDownstreamQueue_KeepsOrder(t *testing.T) {
 	})
 	r := start(t, shaper.TCP, addr)
 	r.listen.Downstream[0].MaxConnections = 1
-	r.listen.ConnectTimeout = 10 * time.Second
-	r.apply(shaper.Limit{Name: "cap", MaxConnections: 4, QueueTimeout: 10 * time.Second, MaxQueue: 100})
+	r.listen.ConnectTimeout = time.Minute
+	r.apply(shaper.Limit{Name: "cap", MaxConnections: 4, QueueTimeout: time.Minute, MaxQueue: 100})
 	state := r.shaper.Policy().State(0)
 	var clients sync.WaitGroup
 	for i := range n {
@@ -419,7 +413,7 @@ func TestDownstream_MaxConnections(t *testing.T) {
 	})
 	r := start(t, shaper.TCP, addr)
 	r.listen.Downstream[0].MaxConnections = 2
-	r.listen.ConnectTimeout = 10 * time.Second
+	r.listen.ConnectTimeout = time.Minute
 	r.apply()
 	served := make(chan error, 20)
 	for range 20 {
@@ -450,7 +444,9 @@ func TestDownstream_MaxConnections(t *testing.T) {
 	if _, err := dial(t, r.addr()).Read(make([]byte, 1)); err == nil {
 		t.Error("a third connection was served")
 	}
-	if n := r.shaper.Listener("l").Ended[shaper.NotConnected].Load(); n != 1 {
+	ended := &r.shaper.Listener("l").Ended[shaper.NotConnected]
+	testutil.WaitFor(t, "it to be counted", func() bool { return ended.Load() > 0 })
+	if n := ended.Load(); n != 1 {
 		t.Errorf("%d were not connected, want 1", n)
 	}
 	r.proxy.home.loop.call(func(leaky.Time) {
@@ -466,12 +462,12 @@ func TestDownstream_MaxConnections(t *testing.T) {
 func TestDownstreamWithoutPort(t *testing.T) {
 	a := newApplyRig(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 	a.downstream = shaper.Downstream{Host: "127.0.0.2"}
-	server, err := net.Listen("tcp4", "127.0.0.2:0")
+	port := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), testutil.FreePort(t, "tcp")) // free at both addresses
+	server, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.2:%d", port.Port()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	port := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), server.Addr().(*net.TCPAddr).AddrPort().Port())
 	a.apply([]listenerSpec{{name: "l", ports: []netip.AddrPort{port}}})
 	c := dial(t, port.String())
 	defer c.Close()

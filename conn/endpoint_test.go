@@ -73,6 +73,14 @@ func inheritPort(t *testing.T, r *proxyRig) string {
 }
 
 func checkOptions(t *testing.T, r *proxyRig, addr string) {
+	later := func(after leaky.Time) { // keep-alive, which is set at the next sample
+		r.proxy.home.loop.call(func(now leaky.Time) {
+			v := &r.proxy.home.statsSampler
+			v.pos, v.timer.Fire = fromEnd, r.proxy.home.sampleStats
+			r.proxy.home.loop.pacer.Schedule(&v.timer, now+after)
+		})
+	}
+	later(leaky.FromDuration(time.Hour))
 	c := dial(t, addr)
 	sockets := func() (all [2]socketOptions) {
 		r.proxy.home.loop.call(func(leaky.Time) {
@@ -97,6 +105,7 @@ func checkOptions(t *testing.T, r *proxyRig, addr string) {
 	if diff := cmp.Diff([2]socketOptions{inherited, {NoDelay: 1}}, sockets()); diff != "" {
 		t.Errorf("after the second write: %s", diff)
 	}
+	later(0)
 	testutil.WaitFor(t, "keep-alive", func() bool { return sockets()[1] == inherited })
 	c.Close()
 	r.settle()
@@ -117,7 +126,8 @@ func TestEndpoint_DelayedAck(t *testing.T) {
 	<-accepted
 	testutil.WaitFor(t, "the first bytes", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
 	least := time.Hour
-	for range 5 {
+	const delay = 200 * time.Millisecond                    // of the kernel
+	for i := 0; i < 50 && (i < 5 || least > delay/2); i++ { // a busy machine may delay some
 		began := time.Now()
 		r.proxy.home.loop.call(func(leaky.Time) { // while the loop does nothing else
 			c := dial(t, r.addr())
@@ -125,7 +135,7 @@ func TestEndpoint_DelayedAck(t *testing.T) {
 		})
 		least = min(least, (<-accepted).Sub(began))
 	}
-	if least > 100*time.Millisecond { // the kernel's delay is 200 ms
+	if least > delay/2 {
 		t.Errorf("the downstream was connected after %v at least", least)
 	}
 }

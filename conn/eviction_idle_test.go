@@ -3,6 +3,7 @@ package conn
 import (
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -44,7 +45,12 @@ func TestIdleFlowsMakeRoomForConnections(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			addr := testutil.ServeTCP(t, testutil.Echo)
+			addr := testutil.FreeAddr(t, "udp") // the kernel may have given the port of another address to someone
+			l, err := net.Listen("tcp4", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			testutil.Serve(t, l.(*net.TCPListener), testutil.Echo)
 			testutil.ListenUDP(t, addr) // sends no replies
 			r, datagrams := startDual(t, addr, most, limits)
 			for i := range most {
@@ -52,16 +58,12 @@ func TestIdleFlowsMakeRoomForConnections(t *testing.T) {
 			}
 			counts := r.shaper.Listener("l")
 			testutil.WaitFor(t, "flows", func() bool { return counts.Flows.Load() == most })
-			begun := time.Now()
 			for range 2 {
 				c := dial(t, r.addr())
 				c.Write([]byte{1})
-				if _, err := c.Read(make([]byte, 1)); err != nil {
+				if _, err := c.Read(make([]byte, 1)); err != nil { // within 20 s, and flows expire after an hour
 					t.Fatal("a connection waits for idle flows: ", err)
 				}
-			}
-			if took := time.Since(begun); took > 8*time.Second { // before any of them expires
-				t.Errorf("two connections took %v", took)
 			}
 			if n := counts.FlowsEvicted.Load(); n != 2 {
 				t.Errorf("%d flows were evicted for 2 connections", n)
@@ -114,7 +116,7 @@ func TestEvictedFlowClosesOnce(t *testing.T) {
 	other := netip.MustParseAddrPort(echoUDP(t, 0).String())
 	r.listen.Downstream = append(r.listen.Downstream, shaper.Downstream{Host: other.Addr().String(), Port: other.Port()})
 	r.listen.EjectAfter, r.listen.EjectFor = 1, time.Minute
-	r.listen.UDPIdleTimeout, r.listen.MaxFlowsPerSource = 4*time.Second, 1
+	r.listen.UDPIdleTimeout, r.listen.MaxFlowsPerSource = 10*time.Second, 1
 	only := func(sources ...string) (m shaper.Match) {
 		for _, s := range sources {
 			m.Source = append(m.Source, netip.MustParsePrefix(s+"/32"))

@@ -17,10 +17,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	var kind, to string
+	var kind, from, to string
 	var rate int
-	if n, _ := fmt.Sscan(os.Getenv(floodVariable), &kind, &to, &rate); n == 3 {
-		flood(kind, to, rate)
+	if n, _ := fmt.Sscan(os.Getenv(floodVariable), &kind, &from, &to, &rate); n == 4 {
+		flood(kind, netip.MustParseAddr(from), to, rate)
 		return
 	}
 	flag.Parse()
@@ -97,4 +97,12 @@ func (s *sigma) add(at leaky.Time, n uint64) {
 // addressOf returns the address of one port.
 func addressOf(p shaper.Protocol, at netip.AddrPort) shaper.Address {
 	return shaper.Address{Protocol: p, Addr: at.Addr(), Ports: shaper.PortRange{First: at.Port(), Last: at.Port()}}
+}
+
+// must fails the test if err is not nil.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

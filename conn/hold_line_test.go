@@ -30,7 +30,7 @@ func TestHold_PutBackServesAll(t *testing.T) {
 	if open, _ := r.breaker(); !open {
 		t.Fatal("not open")
 	}
-	greeted := r.visitors(t, 30, 10*time.Second)
+	greeted := r.visitors(t, 30, testTimeout)
 	testutil.WaitFor(t, "all to wait", func() bool { return r.status().Waiting == 30 })
 	time.Sleep(1500 * time.Millisecond) // connect_timeout is 1 s
 	if st := r.status(); st.Waiting != 30 {
@@ -54,7 +54,7 @@ func TestHold_PutBackAtRamp(t *testing.T) {
 	r.proxy.DrainDownstream("l", g.addr, true)
 	r.ask()
 	r.ask()
-	greeted := r.visitors(t, 30, 10*time.Second)
+	greeted := r.visitors(t, 30, testTimeout)
 	testutil.WaitFor(t, "all to wait", func() bool { return r.status().Waiting == 30 && r.status().Down })
 	r.proxy.DrainDownstream("l", g.addr, false)
 	if n := greeted(); n != 30 {
@@ -77,7 +77,7 @@ func TestHold_DrainedIsNoServer(t *testing.T) {
 	r.apply()
 	r.proxy.DrainDownstream("l", b.addr, true)
 	testutil.WaitFor(t, "a to be down", func() bool { return r.proxy.Downstreams()[0].Down })
-	time.Sleep(200 * time.Millisecond)
+	testutil.WaitFor(t, "the listener to hold", func() bool { return r.status().Down })
 	c := dial(t, r.addr())
 	c.SetReadDeadline(time.Now().Add(time.Second))
 	if got := readN(c, 5); got != "" {
@@ -141,10 +141,7 @@ func TestHold_WaitingAtLimit(t *testing.T) {
 	for range 5 {
 		dial(t, r.addr())
 	}
-	time.Sleep(500 * time.Millisecond)
-	if st := r.status(); st.Waiting != 5 {
-		t.Errorf("%+v: 5 wait", st)
-	}
+	testutil.WaitFor(t, "5 to wait", func() bool { return r.status().Waiting == 5 })
 }
 
 // The time in a hold does not count against the queue_timeout of a limit, after the ramp either.
@@ -161,6 +158,7 @@ func TestHold_LimitAfterRamp(t *testing.T) {
 	b := dial(t, r.addr())
 	testutil.WaitFor(t, "two to wait", func() bool { return r.status().Waiting == 2 })
 	time.Sleep(6 * time.Second)
+	resumed := time.Now()
 	r.proxy.Hold("l", 0, false)
 	if got := readN(a, 5); got != "hello" {
 		t.Fatal(got)
@@ -168,8 +166,8 @@ func TestHold_LimitAfterRamp(t *testing.T) {
 	testutil.WaitFor(t, "the ramp to end", func() bool { return r.status().Rate == 0 })
 	time.Sleep(300 * time.Millisecond) // it has waited for the limit for 3.3 s of 5 s
 	a.Close()
-	if got := readN(b, 5); got != "hello" {
-		t.Errorf("refused by the limit after 3.3 s of its queue_timeout of 5 s")
+	if got := readN(b, 5); got != "hello" && time.Since(resumed) < limits[0].QueueTimeout {
+		t.Errorf("refused by the limit after %v, of its queue_timeout of 5 s", time.Since(resumed))
 	}
 }
 
@@ -226,11 +224,9 @@ func TestHold_LeftWhileDialing(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		c.Close()
 	}
-	time.Sleep(2500 * time.Millisecond)
-	st := r.status()
-	if st.Waiting > 1 || !st.Down { // one may be the trial
-		t.Errorf("%d wait, and all have left; %+v", st.Waiting, st)
-	}
+	testutil.WaitFor(t, "down", func() bool { return r.status().Down })
+	time.Sleep(time.Second)                                                                                 // all that were dialed have failed
+	testutil.WaitFor(t, "those that have left not to wait", func() bool { return r.status().Waiting <= 1 }) // one may be the trial
 }
 
 // One that is sent back to the line leaves it at its own deadline.
@@ -238,12 +234,12 @@ func TestHold_DeadlineOfResent(t *testing.T) {
 	t.Parallel()
 	g := script(t, func(n int, c *net.TCPConn) { io.Copy(io.Discard, c) })
 	r := start(t, shaper.TCP, g.addr)
-	r.listen.RetryUnanswered, r.listen.HoldTimeout, r.listen.Ramp = true, 4*time.Second, shaper.Frequency{N: 10, Per: time.Second}
+	r.listen.RetryUnanswered, r.listen.HoldTimeout, r.listen.Ramp = true, 8*time.Second, shaper.Frequency{N: 10, Per: time.Second}
 	r.apply()
 	began := time.Now()
 	old := dial(t, r.addr())
 	old.Write([]byte("x"))
-	time.Sleep(2 * time.Second)
+	time.Sleep(4 * time.Second)
 	young := dial(t, r.addr())
 	young.Write([]byte("x"))
 	testutil.WaitFor(t, "two to come", func() bool { return g.count() == 2 })
@@ -257,8 +253,8 @@ func TestHold_DeadlineOfResent(t *testing.T) {
 	conns[0].Close()
 	testutil.WaitFor(t, "two to wait", func() bool { return r.status().Waiting == 2 })
 	_, err := old.Read(make([]byte, 1))
-	if took := time.Since(began); took > 4500*time.Millisecond {
-		t.Errorf("ended (%v) %v after it was accepted, hold_timeout is 4 s", err, took)
+	if took := time.Since(began); took > 11*time.Second { // the younger one leaves after 12 s
+		t.Errorf("ended (%v) %v after it was accepted, hold_timeout is 8 s", err, took)
 	}
 }
 
@@ -297,8 +293,8 @@ func TestHold_TrialsLeave(t *testing.T) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	if tried > 5 {
-		t.Errorf("%d have tried within 3 s, want one each second", tried)
+	if took := time.Since(began); tried > 2+int(took.Seconds()) {
+		t.Errorf("%d have tried within %v, want one each second", tried, took)
 	}
 }
 
@@ -311,7 +307,7 @@ func TestHold_LastServedBreaker(t *testing.T) {
 	r.apply()
 	r.ask()
 	r.ask()
-	r.visitors(t, 5, time.Second)
+	r.visitors(t, 5, testTimeout)
 	testutil.WaitFor(t, "5 to wait", func() bool { return r.status().Waiting == 5 })
 	r.proxy.Hold("l", 2*time.Second, false)
 	if st := r.status(); st.LastServed >= 0 && st.LastServed < 55*time.Second {
@@ -325,13 +321,13 @@ func TestHold_LastServedTimeout(t *testing.T) {
 	g := newGreeter(t)
 	g.start()
 	r := start(t, shaper.TCP, g.addr)
-	r.listen.HoldTimeout, r.listen.Ramp = 2*time.Second, shaper.Frequency{N: 1, Per: time.Second}
+	r.listen.HoldTimeout, r.listen.Ramp = 20*time.Second, shaper.Frequency{N: 1, Per: time.Second}
 	r.apply()
-	r.proxy.Hold("l", 3*time.Second, false)
-	r.visitors(t, 5, time.Second)
+	r.proxy.Hold("l", 50*time.Second, false)
+	r.visitors(t, 5, testTimeout)
 	testutil.WaitFor(t, "5 to wait", func() bool { return r.status().Waiting == 5 })
-	if st := r.status(); st.LastServed > 2*time.Second {
-		t.Errorf("the last is said to be served in %v, and all leave in 2 s", st.LastServed)
+	if st := r.status(); st.LastServed > 20*time.Second {
+		t.Errorf("the last is said to be served in %v, and all leave in 20 s", st.LastServed)
 	}
 }
 
@@ -368,8 +364,9 @@ func TestRamp_FailsAgain(t *testing.T) {
 	down := func() bool { return r.proxy.Downstreams()[0].Down }
 	testutil.WaitFor(t, "down", down)
 	g.start()
-	testutil.WaitFor(t, "up", func() bool { return !down() })
-	if rate := r.status().Rate; rate > 11 || rate < 9 {
+	began := time.Now()
+	testutil.WaitFor(t, "up", func() bool { began = time.Now(); return !down() })
+	if rate := r.status().Rate; (rate > 11 || rate < 9) && time.Since(began) < time.Second {
 		t.Fatal(rate)
 	}
 	time.Sleep(3500 * time.Millisecond)
@@ -392,7 +389,7 @@ func TestRamp_NobodyPasses(t *testing.T) {
 	r.listen.HoldTimeout, r.listen.Ramp = time.Minute, shaper.Frequency{N: 10, Per: time.Second}
 	r.apply()
 	r.proxy.Hold("l", shaper.Forever, false)
-	greeted := r.visitors(t, 60, testTimeout)
+	greeted := r.visitors(t, 60, time.Minute)
 	testutil.WaitFor(t, "60 to wait", func() bool { return r.status().Waiting == 60 })
 	r.proxy.DrainDownstream("l", g.addr, true)
 	r.proxy.Hold("l", 0, false)

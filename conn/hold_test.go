@@ -3,6 +3,7 @@ package conn
 import (
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -68,9 +69,16 @@ func arrival(c net.Conn) time.Time {
 		return at
 	}
 	raw.Control(func(fd uintptr) {
-		at = time.Now()
-		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			at = at.Add(-time.Duration(info.Last_ack_recv) * time.Millisecond)
+		for range 1000 {
+			before := time.Now()
+			info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+			if err != nil {
+				return
+			}
+			at = before.Add(-time.Duration(info.Last_ack_recv) * time.Millisecond)
+			if time.Since(before) < 5*time.Millisecond { // otherwise interrupted, and it is not known when the kernel answered
+				return
+			}
 		}
 	})
 	return at
@@ -142,7 +150,8 @@ func TestHold_Down(t *testing.T) {
 	r.listen.OnDown, r.listen.Ramp, r.listen.HoldTimeout = shaper.DownHold, shaper.Frequency{N: 20, Per: time.Second}, time.Minute
 	r.apply()
 	for round := range 2 {
-		dialed := r.proxy.Downstreams()[0].State.DialsRefused.Load()
+		refused := &r.proxy.Downstreams()[0].State.DialsRefused
+		dialed, began := refused.Load(), time.Now()
 		greeted := r.visitors(t, 60, testTimeout)
 		testutil.WaitFor(t, "all to wait", func() bool { return r.status().Waiting == 60 })
 		time.Sleep(1500 * time.Millisecond)
@@ -150,12 +159,13 @@ func TestHold_Down(t *testing.T) {
 		if !st.Down || st.Held || st.HeldFor < time.Second || st.LastServed >= 0 {
 			t.Errorf("status %+v while the server is down", st)
 		}
-		if n := r.proxy.Downstreams()[0].State.DialsRefused.Load() - dialed; n < 2 || round > 0 && n > 62 {
-			t.Errorf("the server was dialed %d times", n)
+		testutil.WaitFor(t, "another trial", func() bool { return refused.Load()-dialed >= 2 })
+		if n := refused.Load() - dialed; round > 0 && n > 61+uint64(time.Since(began).Seconds()) {
+			t.Errorf("the server was dialed %d times within %v", n, time.Since(began))
 		}
 		g.start()
-		testutil.WaitFor(t, "the server to be reached", func() bool { return !r.status().Down })
-		if st = r.status(); st.Rate < 19 || st.LastServed <= 0 || st.LastServed > 5*time.Second {
+		testutil.WaitFor(t, "the server to be reached", func() bool { st = r.status(); return !st.Down })
+		if st.Waiting > 1 && (st.Rate < 19 || st.LastServed <= 0 || st.LastServed > 5*time.Second) {
 			t.Errorf("status %+v on the ramp", st)
 		}
 		if n := greeted(); n != 60 {
@@ -163,8 +173,21 @@ func TestHold_Down(t *testing.T) {
 		}
 		checkRamp(t, g.came(), 20)
 		testutil.WaitFor(t, "the ramp to end", func() bool { return r.status().Rate == 0 })
-		if greeted = r.visitors(t, 120, 5*time.Second); greeted() != 120 { // with the ramp, 100 in that time
-			t.Error("without a ramp, connections have waited")
+		var clients []*net.TCPConn
+		for range 120 {
+			clients = append(clients, dial(t, r.addr()))
+		}
+		for _, c := range clients {
+			if got := readN(c, 5); got != "hello" {
+				t.Fatalf("got %q", got)
+			}
+		}
+		all := connections(r.proxy)
+		for _, c := range clients {
+			if st, ok := all[local(c)]; !ok || st.Waited > 0 {
+				t.Fatalf("without a ramp, a connection has waited: %+v", st)
+			}
+			c.Close()
 		}
 		g.came()
 		g.stop()
@@ -202,7 +225,7 @@ func TestHold_CheckExpects(t *testing.T) {
 	g.start()
 	r := start(t, shaper.TCP, g.addr)
 	r.listen.OnDown, r.listen.Ramp, r.listen.HoldTimeout = shaper.DownHold, shaper.Frequency{N: 100, Per: time.Second}, time.Minute
-	r.listen.Check = shaper.HealthCheck{Interval: 50 * time.Millisecond, Timeout: time.Second, Rise: 1, Fall: 1, Expect: "hell"}
+	r.listen.Check = shaper.HealthCheck{Interval: 50 * time.Millisecond, Timeout: 3 * time.Second, Rise: 1, Fall: 1, Expect: "hell"}
 	r.apply()
 	testutil.WaitFor(t, "the server to be down", func() bool { return r.proxy.Downstreams()[0].Down })
 	// It answers in pieces, of which more than one may have come.
@@ -223,7 +246,7 @@ func TestHold_CheckExpects(t *testing.T) {
 	testutil.WaitFor(t, "all to wait", func() bool { return r.status().Waiting == 5 })
 	r.listen.OnDown = shaper.DownRefuse
 	r.apply()
-	if start := time.Now(); greeted() != 0 || time.Since(start) > 5*time.Second {
+	if start := time.Now(); greeted() != 0 || time.Since(start) > testTimeout*3/4 {
 		t.Error("connections wait after a reload that refuses them")
 	}
 }
@@ -240,9 +263,11 @@ func TestHold_ClientsLeave(t *testing.T) {
 	if n := greeted(); n != 0 {
 		t.Errorf("%d of 20 were greeted by no one", n)
 	}
-	if d := time.Since(start); d < 1400*time.Millisecond || d > 4*time.Second {
+	if d := time.Since(start); d < 1400*time.Millisecond || d > testTimeout*3/4 {
 		t.Errorf("refused after %v, want hold_timeout", d)
 	}
+	r.listen.HoldTimeout = time.Minute
+	r.apply()
 	for range 10 {
 		c := dial(t, r.addr())
 		c.SetLinger(0)
@@ -268,18 +293,28 @@ func TestHold_Operator(t *testing.T) {
 	r := start(t, shaper.TCP, g.addr)
 	r.listen.Ramp, r.listen.HoldTimeout = shaper.Frequency{N: 20, Per: time.Second}, time.Minute
 	r.apply()
-	old := dial(t, r.addr())
-	b := make([]byte, 5)
-	if _, err := io.ReadFull(old, b); err != nil {
-		t.Fatal(err)
-	}
-	g.came()
 	if _, ok := r.proxy.Hold("other", time.Second, false); ok {
 		t.Error("a listener that does not exist is held")
 	}
-	if ended, ok := r.proxy.Hold("l", shaper.Forever, true); ended != 0 || !ok {
-		t.Errorf("%d ended, %v; want none, as it has just spoken", ended, ok)
+	var old *net.TCPConn
+	b := make([]byte, 5)
+	for {
+		began := time.Now()
+		old = dial(t, r.addr())
+		if _, err := io.ReadFull(old, b); err != nil {
+			t.Fatal(err)
+		}
+		ended, ok := r.proxy.Hold("l", shaper.Forever, true)
+		if ended == 0 && ok {
+			break
+		}
+		if !ok || ended > 1 || time.Since(began) < idleFor.Duration() {
+			t.Fatalf("%d ended, %v; want none, as it has just spoken", ended, ok)
+		}
+		r.proxy.Hold("l", 0, false) // the machine stood still meanwhile, so that it was idle
+		testutil.WaitFor(t, "the ramp to end", func() bool { return r.status().Rate == 0 })
 	}
+	g.came()
 	greeted := r.visitors(t, 30, testTimeout)
 	testutil.WaitFor(t, "all to wait", func() bool { return r.status().Waiting == 30 })
 	if st := r.status(); !st.Held || st.HeldUntil != shaper.Forever || st.LastServed >= 0 {
@@ -290,14 +325,15 @@ func TestHold_Operator(t *testing.T) {
 		t.Errorf("%d connections came while the listener was held", len(at))
 	}
 	r.apply() // a reload changes nothing of it
-	if ended, _ := r.proxy.Hold("l", time.Second, true); ended != 1 {
+	const hold = 4 * time.Second
+	if ended, _ := r.proxy.Hold("l", hold, true); ended != 1 {
 		t.Errorf("%d idle connections ended, want one", ended)
 	}
 	if n, err := old.Read(b); n != 0 || err == nil {
 		t.Errorf("read %d, %v from an idle connection", n, err)
 	}
-	if st := r.status(); !st.Held || st.HeldUntil > time.Second || st.LastServed < time.Second || st.LastServed > 4*time.Second {
-		t.Errorf("status %+v while held for a second", st)
+	if st := r.status(); !st.Held || st.HeldUntil > hold || st.LastServed < st.HeldUntil+time.Second || st.LastServed > st.HeldUntil+3*time.Second {
+		t.Errorf("status %+v while held for %v", st, hold)
 	}
 	if n := greeted(); n != 30 { // it ends by itself
 		t.Errorf("%d of 30 were greeted", n)
@@ -354,6 +390,7 @@ func TestSlowStart_Ramp(t *testing.T) {
 			c.Close()
 		}
 	}
+	began := time.Now()
 	g.start()
 	if greeted := r.visitors(t, 1, testTimeout); greeted() != 1 {
 		t.Error("not greeted")
@@ -363,7 +400,7 @@ func TestSlowStart_Ramp(t *testing.T) {
 	}
 	at := g.came()
 	checkRamp(t, at[1:], 20) // the first has found out
-	if st := r.status(); st.Rate == 0 {
+	if st := r.status(); st.Rate == 0 && time.Since(began) < r.listen.SlowStart {
 		t.Error("the ramp has ended before slow_start")
 	}
 	testutil.WaitFor(t, "the ramp to end", func() bool { return r.status().Rate == 0 })
@@ -389,12 +426,10 @@ func TestHold_IsFair(t *testing.T) {
 			if err != nil {
 				return
 			}
-			go func() {
-				b := make([]byte, 1)
-				c.Read(b)
-				came <- b[0]
-				c.Close()
-			}()
+			b := make([]byte, 1) // each in turn: the order in which goroutines run is not that of the connections
+			c.Read(b)
+			came <- b[0]
+			c.Close()
 		}
 	}()
 	r := start(t, shaper.TCP, l.Addr().String())
@@ -408,7 +443,15 @@ func TestHold_IsFair(t *testing.T) {
 	for range 3 {
 		dialFrom(t, "127.0.0.6", r.addr()).Write([]byte("b"))
 	}
-	time.Sleep(100 * time.Millisecond)
+	testutil.WaitFor(t, "the second source to wait", func() bool {
+		n := 0
+		for source, c := range connections(r.proxy) {
+			if source.Addr() == netip.MustParseAddr("127.0.0.6") && c.Stage == "waiting" {
+				n++
+			}
+		}
+		return n == 3
+	})
 	if n := r.status().Waiting; n != 20 {
 		t.Errorf("%d wait, max_queue is 20", n)
 	}

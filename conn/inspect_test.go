@@ -103,6 +103,7 @@ func TestRankings(t *testing.T) {
 	defer refused.Close()
 	io.Copy(io.Discard, refused)
 
+	testutil.WaitFor(t, "the refusal to be counted", func() bool { return len(r.shaper.TopSources(topk.ByDrops, 1, r.proxy.clock.Now())) > 0 })
 	now := r.proxy.clock.Now()
 	moved := r.shaper.TopSources(topk.ByRate, 1, now)
 	if len(moved) != 1 || moved[0].Key != netip.MustParseAddr("127.0.0.1") || moved[0].Weight[topk.ByDelay].Value <= 0 {
@@ -149,7 +150,7 @@ func TestObservedStream(t *testing.T) {
 	r.apply(limit)
 	begun := time.Now()
 	c.Write([]byte("x"))
-	if _, err := io.ReadFull(c, sent[:1]); err != nil || time.Since(begun) > 2*time.Second {
+	if _, err := io.ReadFull(c, sent[:1]); err != nil || time.Since(begun) > 3*time.Second {
 		t.Errorf("enforced, a byte took %v, %v", time.Since(begun), err)
 	}
 	c.Close()
@@ -161,7 +162,13 @@ func TestConformance(t *testing.T) {
 	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Discard),
 		shaper.Limit{Name: "slow", Rate: 80e6, MaxDelay: time.Second})
 	c := dial(t, r.addr())
-	go c.Write(make([]byte, 64<<20))
+	go func() {
+		for b := make([]byte, 1<<20); ; {
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+		}
+	}()
 	conformance := &r.shaper.Policy().State(0).Conformance
 	testutil.WaitFor(t, "a burst was seen", func() bool { return conformance.MaxExcess.Load() > 0 })
 	time.Sleep(200 * time.Millisecond)
@@ -244,8 +251,9 @@ func TestBlockUDP(t *testing.T) {
 	for range 5 { // the last ones wait
 		c.Write(make([]byte, 1000))
 	}
+	testutil.WaitFor(t, "all to have come", func() bool { return queuedDatagrams(r.proxy) == 4 })
 	buffer := make([]byte, 2000)
-	server.SetReadDeadline(time.Now().Add(5 * time.Second))
+	server.SetReadDeadline(time.Now().Add(testTimeout))
 	if _, _, err := server.ReadFrom(buffer); err != nil {
 		t.Fatal(err)
 	}
@@ -277,7 +285,7 @@ func TestDrainDownstream(t *testing.T) {
 	r := start(t, shaper.TCP, first)
 	second := netip.MustParseAddrPort(name("b"))
 	r.listen.Downstream = append(r.listen.Downstream, shaper.Downstream{Host: second.Addr().String(), Port: second.Port()})
-	r.listen.ConnectTimeout = 5 * time.Second
+	r.listen.ConnectTimeout = time.Minute
 	r.apply()
 	server := func() string {
 		c := dial(t, r.addr())

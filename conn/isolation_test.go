@@ -67,16 +67,16 @@ func TestLoopsAreApart(t *testing.T) {
 // floodVariable makes the test binary a source of traffic, see flood.
 const floodVariable = "SHAPERD_TEST_FLOOD"
 
-// flood sends datagrams or opens connections, so many a second, until its input ends, and prints how many. It is in a process of
-// its own, so that it shares nothing with the loops.
-func flood(kind, to string, rate int) {
+// flood sends datagrams or opens connections from an address, so many a second, until its input ends, and prints how many. It is
+// in a process of its own, so that it shares nothing with the loops.
+func flood(kind string, from netip.Addr, to string, rate int) {
 	ended := make(chan struct{})
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		close(ended)
 	}()
 	send := func() int {
-		c, err := net.DialTimeout("tcp4", to, time.Second)
+		c, err := (&net.Dialer{Timeout: time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}).Dial("tcp4", to)
 		if err == nil { // it may have been refused
 			_ = c.(*net.TCPConn).SetLinger(0)
 			_ = c.Close()
@@ -84,7 +84,7 @@ func flood(kind, to string, rate int) {
 		return 1
 	}
 	if kind == "udp" {
-		send = datagrams(to, min(64, max(1, rate/10_000)))
+		send = datagrams(from, to, min(64, max(1, rate/10_000)))
 	}
 	n := 0
 	begun := time.Now()
@@ -104,8 +104,8 @@ func flood(kind, to string, rate int) {
 }
 
 // datagrams returns a function that sends n datagrams in one system call, so that they cost the host little more than their way.
-func datagrams(to string, n int) func() int {
-	c, err := net.Dial("udp4", to)
+func datagrams(from netip.Addr, to string, n int) func() int {
+	c, err := (&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}).Dial("udp4", to)
 	if err != nil {
 		panic(err)
 	}
@@ -131,10 +131,12 @@ func datagrams(to string, n int) func() int {
 	}
 }
 
-// startFlood starts flood. The result ends it, and returns how many it has sent.
-func startFlood(b *testing.B, kind, to string, rate int) (end func() int) {
+var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// startFlood starts flood. The result ends it, and returns how many it has sent, and the CPU time that this took.
+func startFlood(b *testing.B, kind string, from netip.Addr, to string, rate int) (end func() (int, time.Duration)) {
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), floodVariable+"="+fmt.Sprint(kind, " ", to, " ", rate))
+	cmd.Env = append(os.Environ(), floodVariable+"="+fmt.Sprint(kind, " ", from, " ", to, " ", rate))
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		b.Fatal(err)
@@ -146,12 +148,12 @@ func startFlood(b *testing.B, kind, to string, rate int) (end func() int) {
 	if err := cmd.Start(); err != nil {
 		b.Fatal(err)
 	}
-	return func() int {
+	return func() (int, time.Duration) {
 		in.Close()
 		line, _ := bufio.NewReader(out).ReadString('\n')
 		_ = cmd.Wait()
 		n, _ := strconv.Atoi(line[:max(len(line)-1, 0)])
-		return n
+		return n, cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	}
 }
 
@@ -182,6 +184,19 @@ func BenchmarkIsolation(b *testing.B) {
 	}
 }
 
+// newLoopsBench returns a rig of listeners for UDP that logs nothing. The caller closes its proxy.
+func newLoopsBench(b *testing.B, loops int, downstream netip.AddrPort) *loopsRig {
+	s := shaper.New(1000)
+	p, err := New(Options{Shaper: s, Clock: pacer.NewClock(), Log: quietLog, TrafficLog: quietLog, Loops: loops})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return &loopsRig{
+		t: b, proxy: p, shaper: s, protocol: shaper.UDP, ports: map[string]netip.AddrPort{},
+		downstream: shaper.Downstream{Host: downstream.Addr().String(), Port: downstream.Port()},
+	}
+}
+
 func measureIsolation(b *testing.B, loops int, kind string, rate int) {
 	server, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -189,14 +204,9 @@ func measureIsolation(b *testing.B, loops int, kind string, rate int) {
 	}
 	defer server.Close()
 	_ = server.SetReadBuffer(4 << 20)
-	s := shaper.New(1000)
-	p, err := New(Options{Shaper: s, Clock: pacer.NewClock(), Log: quietLog, TrafficLog: quietLog, Loops: loops})
-	if err != nil {
-		b.Fatal(err)
-	}
+	r := newLoopsBench(b, loops, server.LocalAddr().(*net.UDPAddr).AddrPort())
+	s, p := r.shaper, r.proxy
 	defer p.Close()
-	r := &loopsRig{t: b, proxy: p, shaper: s, protocol: shaper.UDP, ports: map[string]netip.AddrPort{}}
-	r.downstream = shaper.Downstream{Host: "127.0.0.1", Port: uint16(server.LocalAddr().(*net.UDPAddr).Port)}
 	a := r.listener("a")
 	r.protocol = map[string]shaper.Protocol{"udp": shaper.UDP, "tcp": shaper.TCP}[kind]
 	all := []shaper.Listener{a, r.listener("b")}
@@ -210,7 +220,7 @@ func measureIsolation(b *testing.B, loops int, kind string, rate int) {
 	if err := p.Apply(b.Context(), all, policy, nil); err != nil {
 		b.Fatal(err)
 	}
-	endSource := startFlood(b, "udp", r.addr("a"), isolationRate/isolationSize*5/4)
+	endSource := startFlood(b, "udp", loopback, r.addr("a"), isolationRate/isolationSize*5/4)
 	defer endSource()
 	arrivals := make([]int64, 0, 1<<16)
 	measure := func() (spread, sigma float64) {
@@ -223,10 +233,11 @@ func measureIsolation(b *testing.B, loops int, kind string, rate int) {
 	for range isolationPhases { // by turns, since other work on the host comes and goes
 		spread, sigma := measure()
 		alone, aloneSigma = append(alone, spread), append(aloneSigma, sigma)
-		endFlood := startFlood(b, kind, r.addr("b"), rate)
+		endFlood := startFlood(b, kind, loopback, r.addr("b"), rate)
 		spread, sigma = measure()
 		flooded, floodedSigma = append(flooded, spread), append(floodedSigma, sigma)
-		refused += endFlood()
+		sent, _ := endFlood()
+		refused += sent
 	}
 	b.ReportMetric(float64(refused)/isolationPhases/isolationTime.Seconds(), "refused/s")
 	b.ReportMetric(median(alone), "us-gaps-alone")

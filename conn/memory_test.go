@@ -26,7 +26,7 @@ func TestMemory_LargestSourceLosesDatagrams(t *testing.T) {
 			}
 			r := start(t, shaper.UDP, flooded.String())
 			r.listen.UDPIdleTimeout, r.listen.MaxFlows = time.Minute, 1000
-			idle, idleLimit := portOf(t, "idle", echoUDP(t, 1), shaper.Limit{Rate: 80e6, MaxDelay: 200 * time.Millisecond})
+			idle, idleLimit := portOf(t, "idle", echoUDP(t, 1), shaper.Limit{Rate: 80e6, MaxDelay: testTimeout})
 			queue, got := countUDP(t)
 			slow, slowLimit := portOf(t, "slow", queue, shaper.Limit{Packets: shaper.Frequency{N: 10, Per: time.Second}, MaxDelay: time.Minute})
 			hogs := shaper.Limit{
@@ -166,7 +166,8 @@ func TestMemory_FullWhileChangingQueues(t *testing.T) {
 		r.proxy.home.loop.call(func(leaky.Time) { n = memory.used })
 		return n
 	}
-	testutil.WaitFor(t, "queued datagrams", func() bool { return held() >= 29*1000 })
+	one := 2048 + (&datagram{}).size()
+	testutil.WaitFor(t, "queued datagrams", func() bool { return held() == 29*one }) // all but the first
 	r.proxy.home.loop.call(func(now leaky.Time) {
 		var flows []*udpFlow // the one with more first
 		for _, f := range r.proxy.home.flows {

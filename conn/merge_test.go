@@ -159,13 +159,13 @@ func TestMerge_KeepsQueues(t *testing.T) {
 	}
 	defer server.Close()
 	r := newLoopsRig(t, 2, shaper.UDP, server.LocalAddr().String())
-	slow := func(name, listener string) shaper.Limit {
-		l := shaper.Limit{Name: name, Match: at(listener), Packets: shaper.Frequency{N: 50, Per: time.Second}, MaxDelay: 20 * time.Second}
+	paced := func(name, listener string, per time.Duration) shaper.Limit {
+		l := shaper.Limit{Name: name, Match: at(listener), Packets: shaper.Frequency{N: 1, Per: per}, MaxDelay: time.Hour}
 		l.Match.Protocol = shaper.UDP
 		return l
 	}
 	both := []string{"a", "b"}
-	r.apply(both, slow("x", "a"), slow("y", "b"))
+	r.apply(both, paced("x", "a", 100*time.Second), paced("y", "b", 100*time.Second)) // until they are on one loop, all but the first of each wait
 	r.wantGroups("[[a] [b]]")
 	const n = 20
 	for _, name := range both {
@@ -174,11 +174,22 @@ func TestMerge_KeepsQueues(t *testing.T) {
 			fmt.Fprintf(c, "%s%02d", name, i)
 		}
 	}
-	begun := time.Now()
-	testutil.WaitFor(t, "two queues", func() bool { _, queued := r.proxy.Remaining(); return queued > 20*100 })
-	wide := shaper.Limit{Name: "wide", Match: at("a", "b"), Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: 20 * time.Second}
+	queued := func() (n int) {
+		r.proxy.stopAll(func(leaky.Time) {
+			for _, w := range r.proxy.workers {
+				for _, f := range w.flows {
+					for range f.queued.All() {
+						n++
+					}
+				}
+			}
+		})
+		return n
+	}
+	testutil.WaitFor(t, "two queues", func() bool { return queued() == 2*(n-1) })
+	wide := shaper.Limit{Name: "wide", Match: at("a", "b"), Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Hour}
 	wide.Match.Protocol = shaper.UDP
-	r.apply(both, slow("x", "a"), slow("y", "b"), wide)
+	r.apply(both, paced("x", "a", 100*time.Second), paced("y", "b", 100*time.Second), wide)
 	r.wantGroups("[[a b]]")
 	r.proxy.stopAll(func(leaky.Time) {
 		m, sum := &r.proxy.home.loop.memory, 0
@@ -199,6 +210,11 @@ func TestMerge_KeepsQueues(t *testing.T) {
 			t.Errorf("%d bytes are queued, and %d are counted", sum, m.used)
 		}
 	})
+	if left := queued(); left != 2*(n-1) {
+		t.Errorf("%d of %d datagrams have left", 2*(n-1)-left, 2*(n-1))
+	}
+	begun := time.Now()
+	r.apply(both, paced("x", "a", 20*time.Millisecond), paced("y", "b", 20*time.Millisecond), wide)
 	next := map[string]int{}
 	server.SetReadDeadline(time.Now().Add(testTimeout))
 	b := make([]byte, 10)
@@ -239,7 +255,7 @@ func TestMerge_KeepsRate(t *testing.T) {
 	var writers sync.WaitGroup
 	stream := func(name string) {
 		c := dial(t, r.addr(name))
-		c.SetDeadline(time.Now().Add(time.Minute))
+		c.SetDeadline(time.Time{})
 		clients = append(clients, c)
 		writers.Go(func() {
 			for {
@@ -249,18 +265,25 @@ func TestMerge_KeepsRate(t *testing.T) {
 			}
 		})
 	}
-	// measure checks what leaves while the configuration stays, in intervals that are too short for a fresh burst to hide.
+	// measure checks what leaves while the configuration stays, in intervals that are too short for a fresh burst to hide. The
+	// server may read late what left before.
 	measure := func(what string, rate int64) {
 		t.Helper()
-		begun, before := time.Now(), bytes.Load()
+		begun := time.Now()
+		arrived, before := bytes.Load(), forwarded(r.proxy)
 		for range 4 {
 			time.Sleep(60 * time.Millisecond)
-			moved := float64(bytes.Load() - before)
-			if due := float64(rate)*time.Since(begun).Seconds() + 96<<10; moved > due {
-				t.Errorf("%s: %.0f bytes in %v, and %.0f may", what, moved, time.Since(begun), due)
+			read := uint64(bytes.Load())
+			all := forwarded(r.proxy)
+			if read > all {
+				t.Errorf("%s: the server has read %d bytes, of %d", what, read, all)
+			}
+			moved, took := float64(all-before), time.Since(begun)
+			if due := float64(rate)*took.Seconds() + 96<<10; moved > due {
+				t.Errorf("%s: %.0f bytes in %v, and %.0f may", what, moved, took, due)
 			}
 		}
-		testutil.WaitFor(t, "bytes", func() bool { return bytes.Load() > before+rate/10 })
+		testutil.WaitFor(t, "bytes", func() bool { return bytes.Load() > arrived+rate/10 })
 	}
 	names := []string{"a"}
 	limit := func(name string, listeners ...string) shaper.Limit {
@@ -326,6 +349,7 @@ func TestMerge_KeepsConnections(t *testing.T) {
 		echoes.Go(func() {
 			sent := randomBytes(3 << 20)
 			c := dial(t, r.addr(names[i%len(names)]))
+			c.SetDeadline(time.Now().Add(3 * testTimeout))
 			go func() {
 				c.Write(sent)
 				c.CloseWrite()
@@ -455,7 +479,7 @@ func TestMerge_MovesWork(t *testing.T) {
 	r.apply([]string{"a", "b"})
 	from, into := r.proxy.listeners["b"].proxy, r.proxy.home
 	lasting := r.listener("b")
-	lasting.MaxLifetime = 300 * time.Millisecond
+	lasting.MaxLifetime = time.Hour
 	policy, err := r.shaper.CompileRules(shaper.Rules{Listeners: []shaper.Listener{r.listener("a"), lasting}})
 	if err != nil {
 		t.Fatal(err)
@@ -476,6 +500,12 @@ func TestMerge_MovesWork(t *testing.T) {
 		from.loop.scheduler.markRunnable(q)
 		from.loop.runLater(func(leaky.Time) { ran <- from.loop })
 		from.loop.pacer.Schedule(&timer, now+leaky.Second/20)
+		for _, s := range from.sessions.all {
+			soon := *s.config.Load()
+			soon.MaxLifetime = now.Sub(s.activity.start).Duration() + 200*time.Millisecond
+			s.config.Store(&soon)
+			s.armTimeouts(now)
+		}
 		merge{from, into}.run(now)
 		r.proxy.workers = r.proxy.workers[:1]
 	})
@@ -531,12 +561,13 @@ func TestMerge_KeepsGates(t *testing.T) {
 		open[b[0]-'a'].Add(-1)
 	}))
 	names := []string{"a", "b", "c"}
+	each := 100 * time.Second // until they are on one loop, all but the first wait for the rate
 	limits := func(more ...shaper.Limit) []shaper.Limit {
 		one := shaper.Limit{MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 100}
 		x, y := one, one
 		x.Name, x.Match = "x", at("a")
 		y.Name, y.Match = "y", at("b")
-		z := shaper.Limit{Name: "z", Match: at("c"), NewConnections: shaper.Frequency{N: 20, Per: time.Second}, QueueTimeout: time.Minute, MaxQueue: 100}
+		z := shaper.Limit{Name: "z", Match: at("c"), NewConnections: shaper.Frequency{N: 1, Per: each}, QueueTimeout: time.Hour, MaxQueue: 100}
 		return append([]shaper.Limit{x, y, z}, more...)
 	}
 	r.apply(names, limits()...)
@@ -559,10 +590,16 @@ func TestMerge_KeepsGates(t *testing.T) {
 	for range paced {
 		arrive("c")
 	}
-	testutil.WaitFor(t, "those that wait for the rate", func() bool { return waiting("z") > paced/4 })
-	begun, left := time.Now(), waiting("z")
-	r.apply(names, limits(shaper.Limit{Name: "all", MaxConnections: 1000})...)
+	testutil.WaitFor(t, "those that wait for the rate", func() bool { return waiting("z") == paced-1 })
+	all := shaper.Limit{Name: "all", MaxConnections: 1000}
+	r.apply(names, limits(all)...)
 	r.wantGroups("[[a b c]]")
+	if n := waiting("z"); n != paced-1 {
+		t.Errorf("%d wait at c, want %d", n, paced-1)
+	}
+	begun := time.Now()
+	each = 50 * time.Millisecond
+	r.apply(names, limits(all)...)
 	clients["b"][0].Close()
 	testutil.WaitFor(t, "the one that waits at b", func() bool { return waiting("y") == 0 && open[1].Load() == 1 })
 	if n := waiting("x"); n != 1 {
@@ -571,8 +608,8 @@ func TestMerge_KeepsGates(t *testing.T) {
 	clients["a"][0].Close()
 	testutil.WaitFor(t, "the one that waits at a", func() bool { return waiting("x") == 0 && open[0].Load() == 1 })
 	testutil.WaitFor(t, "those that waited for the rate", func() bool { return open[2].Load() == paced })
-	if took := time.Since(begun); took < time.Duration(left-2)*50*time.Millisecond {
-		t.Errorf("%d were let in within %v", left, took)
+	if took := time.Since(begun); took < (paced-3)*each {
+		t.Errorf("%d were let in within %v", paced-1, took)
 	}
 	for _, list := range clients {
 		for _, c := range list {

@@ -28,10 +28,11 @@ func TestAccept_PausesWhenDescriptorsLow(t *testing.T) {
 	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
 	first := dial(t, r.addr())
 	ping := func(c *net.TCPConn, timeout time.Duration) error {
-		c.SetDeadline(time.Now().Add(timeout))
+		c.SetDeadline(time.Now().Add(testTimeout))
 		if _, err := c.Write([]byte("x")); err != nil {
 			return err
 		}
+		c.SetReadDeadline(time.Now().Add(timeout))
 		_, err := io.ReadFull(c, make([]byte, 1))
 		return err
 	}
@@ -90,6 +91,8 @@ func TestNoFlowWithoutDescriptors(t *testing.T) {
 func TestSocketsAreCounted(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String())
+	r.listen.UDPIdleTimeout = time.Hour
+	r.apply()
 	count := func() (n int) {
 		r.proxy.home.loop.call(func(leaky.Time) { n = int(r.proxy.headroom.sockets.Load()) })
 		return n

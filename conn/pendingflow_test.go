@@ -50,8 +50,18 @@ func TestUDPFlowsShareAdmissionWithTCP(t *testing.T) {
 			}
 			counts := r.shaper.Listener("l")
 			testutil.WaitFor(t, "hogs", func() bool { return counts.Accepted.Load() > 2*hogs })
+			asked := uint64(0)
 			for range 3 {
-				if !getsReply(t, "127.0.6.10", datagrams) {
+				// A flow whose reply is late gives way to connections that wait: its client asks again.
+				c := udpFrom(t, "127.0.6.10", datagrams)
+				answered := false
+				for begun := time.Now(); !answered && time.Since(begun) < testTimeout; asked++ {
+					c.Write([]byte("question"))
+					c.SetReadDeadline(time.Now().Add(testTimeout / 4))
+					n, _ := c.Read(make([]byte, 2000))
+					answered = n > 0
+				}
+				if !answered {
 					t.Error("no reply to a datagram: connections keep its flow out")
 				}
 			}
@@ -59,8 +69,8 @@ func TestUDPFlowsShareAdmissionWithTCP(t *testing.T) {
 			for range hogs {
 				<-done
 			}
-			if n := counts.FlowsOpened.Load(); n != 3 {
-				t.Errorf("%d flows were opened, want 3", n)
+			if n := counts.FlowsOpened.Load(); n < 3 || n > asked {
+				t.Errorf("%d flows were opened for %d datagrams, want 3 at least", n, asked)
 			}
 		})
 	}
@@ -75,22 +85,8 @@ func TestPendingFlow_BuffersFirstDatagrams(t *testing.T) {
 		shaper.Limit{Name: "cap", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10})
 	r.listen.UDPIdleTimeout = time.Hour
 	r.apply(shaper.Limit{Name: "cap", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10})
-	read := func() string {
-		b := make([]byte, 100)
-		server.SetReadDeadline(time.Now().Add(testTimeout))
-		n, from, err := server.ReadFrom(b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		server.WriteTo([]byte("y"), from)
-		return string(b[:n])
-	}
-	first := dialUDP(t, r)
-	for range 2 { // it sends again after a reply, and so is not evicted
-		first.Write([]byte("first"))
-		read()
-		first.Read(make([]byte, 1))
-	}
+	read := func() string { return answer(t, server) }
+	stays(t, r, server)
 	second, third := dialUDP(t, r), dialUDP(t, r)
 	for i := range maxPendingDatagrams + 2 {
 		fmt.Fprint(second, i)
@@ -129,15 +125,43 @@ func TestPendingFlow_BuffersFirstDatagrams(t *testing.T) {
 	})
 }
 
+// answer replies to the next datagram that a server gets, and returns that.
+func answer(t *testing.T, server net.PacketConn) string {
+	t.Helper()
+	b := make([]byte, 100)
+	server.SetReadDeadline(time.Now().Add(testTimeout))
+	n, from, err := server.ReadFrom(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.WriteTo([]byte("y"), from)
+	return string(b[:n])
+}
+
+// stays opens a flow that is not evicted: it sends again after a reply.
+func stays(t *testing.T, r *proxyRig, server net.PacketConn) {
+	t.Helper()
+	c := dialUDP(t, r)
+	c.SetDeadline(time.Now().Add(testTimeout))
+	for range 2 {
+		c.Write([]byte("first"))
+		answer(t, server)
+		if _, err := c.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Shutdown waits for the first datagrams of a flow that waits for its slot.
 func TestShutdown_AdmitsPendingFlows(t *testing.T) {
 	t.Parallel()
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(),
 		shaper.Limit{Name: "cap", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10})
-	dialUDP(t, r).Write([]byte("first"))
+	r.listen.UDPIdleTimeout = time.Hour
+	r.apply(shaper.Limit{Name: "cap", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10})
+	stays(t, r, server)
 	state := r.shaper.Policy().State(0)
-	testutil.WaitFor(t, "the first", func() bool { return r.shaper.Listener("l").FlowsOpened.Load() == 1 })
 	dialUDP(t, r).Write([]byte("second"))
 	testutil.WaitFor(t, "the second", func() bool { return state.Waiting.Load() == 1 })
 	drained := make(chan int, 1)
@@ -155,12 +179,8 @@ func TestShutdown_AdmitsPendingFlows(t *testing.T) {
 	if left := <-drained; left != 0 {
 		t.Errorf("%d connections left, want none", left)
 	}
-	for _, want := range []string{"first", "second"} {
-		b := make([]byte, 100)
-		server.SetReadDeadline(time.Now().Add(testTimeout))
-		if n, _, err := server.ReadFrom(b); err != nil || string(b[:n]) != want {
-			t.Errorf("got %q, %v; want %q", b[:n], err, want)
-		}
+	if got := answer(t, server); got != "second" {
+		t.Errorf("got %q", got)
 	}
 }
 
@@ -170,7 +190,10 @@ func TestPendingFlow_EndsWithItsPort(t *testing.T) {
 	server := serveUDP(t)
 	limit := shaper.Limit{Name: "cap", MaxConnections: 1, QueueTimeout: time.Minute, MaxQueue: 10}
 	r := start(t, shaper.UDP, server.LocalAddr().String(), limit)
-	for range 3 {
+	r.listen.UDPIdleTimeout = time.Hour
+	r.apply(limit)
+	stays(t, r, server)
+	for range 2 {
 		dialUDP(t, r).Write([]byte("x"))
 	}
 	state := r.shaper.Policy().State(0)
@@ -231,6 +254,11 @@ func TestEvictedFlowMakesRoomForOne(t *testing.T) {
 	ask := func(source string) { udpFrom(t, source, r.addr()).Write([]byte("x")) }
 	ask("127.0.7.1")
 	testutil.WaitFor(t, "a flow", func() bool { return counts.Flows.Load() == 1 })
+	r.proxy.home.loop.call(func(now leaky.Time) { // it does not make room yet
+		for _, f := range r.proxy.home.flows {
+			f.lastActive = now + 3600*leaky.Second
+		}
+	})
 	ask("127.0.7.1")
 	testutil.WaitFor(t, "a waiter", func() bool { return state.Waiting.Load() == 1 })
 	ask("127.0.7.2")

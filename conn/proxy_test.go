@@ -25,23 +25,30 @@ type proxyRig struct {
 	proxy  *Proxy
 	shaper *shaper.Shaper
 	listen shaper.Listener
+	short  chan struct{} // receives when OnShort was called
 }
 
 // start runs a proxy in front of downstream, an address of this host.
 func start(t testing.TB, protocol shaper.Protocol, downstream string, limits ...shaper.Limit) *proxyRig {
 	t.Helper()
 	s, clock := shaper.New(10000), pacer.NewClock()
-	p, err := New(Options{Shaper: s, Clock: clock, Log: testLog(t), TrafficLog: testLog(t)})
+	short := make(chan struct{}, 1)
+	p, err := New(Options{Shaper: s, Clock: clock, Log: testLog(t), TrafficLog: testLog(t), OnShort: func() {
+		select {
+		case short <- struct{}{}:
+		default:
+		}
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
 	to := netip.MustParseAddrPort(downstream)
-	r := &proxyRig{t: t, proxy: p, shaper: s, listen: shaper.Listener{
+	r := &proxyRig{t: t, proxy: p, shaper: s, short: short, listen: shaper.Listener{
 		Name:       "l",
 		Addresses:  []shaper.Address{addressOf(protocol, netip.MustParseAddrPort(testutil.FreeAddr(t, protocol.String())))},
 		Downstream: []shaper.Downstream{{Host: to.Addr().String(), Port: to.Port()}},
-		MaxQueue:   1000, ConnectTimeout: time.Second, UDPIdleTimeout: time.Second, MaxFlows: 100,
+		MaxQueue:   1000, ConnectTimeout: testTimeout, UDPIdleTimeout: time.Second, MaxFlows: 100,
 	}}
 	r.apply(limits...)
 	return r
@@ -83,6 +90,22 @@ func randomBytes(n int) []byte {
 	b := make([]byte, n)
 	rand.Read(b)
 	return b
+}
+
+// forwarded returns how many bytes the kernel has taken for downstreams, of all connections and flows that are open. Unlike what
+// a downstream has read, it does not lag behind when the downstream is late.
+func forwarded(p *Proxy) (sum uint64) {
+	p.stopAll(func(leaky.Time) {
+		for _, w := range p.workers {
+			for _, s := range w.sessions.all {
+				sum += s.up.moved
+			}
+			for _, f := range w.flows {
+				sum += f.up.moved
+			}
+		}
+	})
+	return sum
 }
 
 // settle checks that nothing is left of connections that have ended.
@@ -128,6 +151,7 @@ func startEchoes(t *testing.T, r *proxyRig, n, bytesEach int) *sync.WaitGroup {
 		wg.Go(func() {
 			sent := randomBytes(bytesEach)
 			c := dial(t, r.addr())
+			c.SetDeadline(time.Now().Add(3 * testTimeout))
 			go func() {
 				c.Write(sent)
 				c.CloseWrite()
@@ -151,7 +175,7 @@ func TestReloadDuringTransfer(t *testing.T) {
 		case 1:
 			limits[0].Direction = shaper.ToDownstream
 		case 2:
-			limits = append(limits, shaper.Limit{Name: "more", Key: shaper.KeyConnection, Rate: 500e6, MaxConnections: 2, QueueTimeout: time.Second, MaxQueue: 10})
+			limits = append(limits, shaper.Limit{Name: "more", Key: shaper.KeyConnection, Rate: 500e6, MaxConnections: 2, QueueTimeout: time.Minute, MaxQueue: 10})
 		case 3:
 			limits = nil
 		}

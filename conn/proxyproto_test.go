@@ -173,7 +173,7 @@ func TestProxyHeader_LocalUnknownAndUntrusted(t *testing.T) {
 func TestProxyHeader_OnDatagrams(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String())
-	r.listen.SendProxy = shaper.ProxyV2
+	r.listen.SendProxy, r.listen.UDPIdleTimeout = shaper.ProxyV2, time.Minute
 	r.apply()
 	c := dialUDP(t, r).(*net.UDPConn)
 	if err := sendTrain(c, []byte("aaabbbcc"), 3, nil); err != nil {
@@ -182,7 +182,7 @@ func TestProxyHeader_OnDatagrams(t *testing.T) {
 	c.Write(nil)
 	b := make([]byte, 2000)
 	for _, want := range []string{"aaa", "bbb", "cc", ""} {
-		server.SetReadDeadline(time.Now().Add(2 * time.Second))
+		server.SetReadDeadline(time.Now().Add(testTimeout))
 		n, from, err := server.ReadFrom(b)
 		if err != nil {
 			t.Fatal(err)
@@ -194,7 +194,7 @@ func TestProxyHeader_OnDatagrams(t *testing.T) {
 			t.Fatalf("%+v, %q, err %v; want %q", h, rest, err, want)
 		}
 		server.WriteTo([]byte("reply"), from)
-		c.SetReadDeadline(time.Now().Add(2 * time.Second))
+		c.SetReadDeadline(time.Now().Add(testTimeout))
 		if n, err := c.Read(b); err != nil || string(b[:n]) != "reply" {
 			t.Errorf("reply %q, err %v", b[:n], err)
 		}

@@ -212,8 +212,8 @@ func TestQuota_ClaimsAhead(t *testing.T) {
 	testutil.WaitFor(t, "the whole quota", func() bool { return received.Load() == 20_000_000 })
 }
 
-// Two limits with quotas and a rate cross, connections come, end and are reset, and the policy is reloaded: what is counted in the
-// end is what was received.
+// Two limits with quotas and a rate cross, connections come and end, and the policy is reloaded: what is counted in the end is what
+// was received. The quotas are not used up: a reset drops what the downstream has not read.
 func TestQuota_CountsWhatIsReceived(t *testing.T) {
 	t.Parallel()
 	rnd := testutil.Rand(t)
@@ -221,7 +221,7 @@ func TestQuota_CountsWhatIsReceived(t *testing.T) {
 	limits := func(rate uint64) []shaper.Limit {
 		return []shaper.Limit{
 			{Name: "day", Quota: quota.Quota{Amount: 1 << 40, Period: aDay}},
-			{Name: "source", Key: shaper.KeySource, Rate: rate, MaxDelay: time.Second, Quota: quota.Quota{Amount: 6_000_000, Period: quota.Period{Rolling: time.Hour}}},
+			{Name: "source", Key: shaper.KeySource, Rate: rate, MaxDelay: time.Second, Quota: quota.Quota{Amount: 1 << 30, Period: quota.Period{Rolling: time.Hour}}},
 			{Name: "all", Rate: 300e6, MaxDelay: time.Second},
 		}
 	}
@@ -249,6 +249,7 @@ func TestQuota_CountsWhatIsReceived(t *testing.T) {
 			sources += q.Used
 		}
 	})
+	testutil.WaitFor(t, "the downstream to read the last of it", func() bool { return uint64(at.received.Load()) >= day })
 	if n := uint64(at.received.Load()); day != n || sources != n || n == 0 {
 		t.Errorf("the downstream received %d bytes, counted were %d of the day and %d of sources", n, day, sources)
 	}
@@ -261,6 +262,7 @@ func TestQuota_Slow(t *testing.T) {
 		Name: "day", MaxDelay: time.Second, Quota: quota.Quota{Amount: 2_000_000, Period: aDay}, QuotaSlow: 800_000, // 100 kB/s
 	})
 	c := dial(t, r.addr())
+	begun := time.Now() // of the slow rate, or before: what the downstream reads late has left since then
 	go func() {
 		for {
 			if _, err := c.Write(make([]byte, 64<<10)); err != nil {
@@ -269,12 +271,12 @@ func TestQuota_Slow(t *testing.T) {
 		}
 	}()
 	testutil.WaitFor(t, "the quota to be used up", func() bool { return at.received.Load() >= 2_000_000 })
-	before, since := at.received.Load(), time.Now()
 	time.Sleep(time.Second)
-	took, n := time.Since(since).Seconds(), at.received.Load()-before
-	if float64(n) > 100_000*took+20_000 || n < 50_000 {
+	n := at.received.Load() - 2_000_000
+	if took := time.Since(begun).Seconds(); float64(n) > 100_000*took+20_000 {
 		t.Errorf("%d bytes in %.2f s at 100 kB/s", n, took)
 	}
+	testutil.WaitFor(t, "bytes at the slow rate", func() bool { return at.received.Load() >= 2_050_000 })
 	r.set(r.wall.Load().AddDate(0, 0, 1))
 	testutil.WaitFor(t, "the next day", func() bool { return at.received.Load() >= 3_500_000 })
 	c.SetLinger(0) // what waits would take long
@@ -313,7 +315,7 @@ func TestQuota_Datagrams(t *testing.T) {
 	downstream := testutil.ListenUDP(t, "127.0.0.1:0")
 	testutil.ServeUDP(t, downstream, func(data []byte, _ netip.AddrPort) []byte { received.Add(1); return data })
 	r := startQuotas(t, shaper.UDP, downstream.LocalAddr().String(), shaper.Limit{
-		Name: "day", Match: shaper.Match{Protocol: shaper.UDP}, MaxDelay: time.Second, Quota: quota.Quota{Amount: 50, Unit: quota.Packets, Period: aDay},
+		Name: "day", Match: shaper.Match{Protocol: shaper.UDP}, MaxDelay: testTimeout, Quota: quota.Quota{Amount: 50, Unit: quota.Packets, Period: aDay},
 	})
 	c, err := net.Dial("udp4", r.addr())
 	if err != nil {
@@ -327,6 +329,8 @@ func TestQuota_Datagrams(t *testing.T) {
 	testutil.WaitFor(t, "refusals", func() bool {
 		return r.shaper.Policy().State(0).Packets[shaper.Refuse][shaper.QuotaUsed].Load() > 100
 	})
+	testutil.WaitFor(t, "50 datagrams", func() bool { return received.Load() >= 50 })
+	time.Sleep(20 * time.Millisecond)
 	if n := received.Load(); n != 50 {
 		t.Errorf("the downstream received %d datagrams of 50", n)
 	}
@@ -335,7 +339,7 @@ func TestQuota_Datagrams(t *testing.T) {
 func TestQuota_Connections(t *testing.T) {
 	t.Parallel()
 	r := startQuotas(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo), shaper.Limit{
-		Name: "day", Key: shaper.KeySource, QueueTimeout: 5 * time.Second, MaxQueue: 10, Quota: quota.Quota{Amount: 7, Unit: quota.Connections, Period: aDay},
+		Name: "day", Key: shaper.KeySource, QueueTimeout: testTimeout, MaxQueue: 10, Quota: quota.Quota{Amount: 7, Unit: quota.Connections, Period: aDay},
 	})
 	passes := func(source string) bool {
 		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}).Dial("tcp4", r.addr())

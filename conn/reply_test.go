@@ -157,11 +157,15 @@ func TestReply_ByteByByte(t *testing.T) {
 		}
 		t.Run(tt.reply+" "+tt.name, func(t *testing.T) {
 			t.Parallel()
-			c := dial(t, startReplying(t, tt.reply).addr())
+			at := startReplying(t, tt.reply).addr()
+			begun := time.Now()
+			// late reports whether the client was silent for as long as the proxy waits for what it says, or may have been.
+			late := func() bool { return time.Since(begun) >= lingerTimeout.Duration()*9/10 }
+			c := dial(t, at)
 			c.SetNoDelay(true)
 			for i, turn := range tt.turns {
 				for _, b := range []byte(turn.says) {
-					if _, err := c.Write([]byte{b}); err != nil {
+					if _, err := c.Write([]byte{b}); err != nil && !late() {
 						t.Fatal(err)
 					}
 					time.Sleep(time.Millisecond)
@@ -174,13 +178,18 @@ func TestReply_ByteByByte(t *testing.T) {
 				}
 				want = strings.NewReplacer("too many connections, try again in 12 seconds", "connections are blocked", "wait-timeout, 12", "blocked, 60").Replace(want)
 				if i == len(tt.turns)-1 {
-					if got, err := io.ReadAll(c); string(got) != want || err != nil {
-						t.Errorf("got %q, %v, want %q", got, err, want)
+					// The end follows the last answer, however late it is.
+					got := make([]byte, len(want))
+					n, err := io.ReadFull(c, got)
+					judge := !late()
+					rest, end := io.ReadAll(c)
+					if got = append(got[:n], rest...); judge && (string(got) != want || err != nil || end != nil) {
+						t.Errorf("got %q, %v, %v, want %q", got, err, end, want)
 					}
 					return
 				}
 				got := make([]byte, len(want))
-				if _, err := io.ReadFull(c, got); err != nil || string(got) != want {
+				if _, err := io.ReadFull(c, got); !late() && (err != nil || string(got) != want) {
 					t.Fatalf("got %q, %v, want %q", got, err, want)
 				}
 			}
@@ -212,22 +221,33 @@ func TestReply_Silence(t *testing.T) {
 		t.Run(fmt.Sprintf("%s %d bytes", tt.reply, len(tt.says)), func(t *testing.T) {
 			t.Parallel()
 			r := startReplying(t, tt.reply)
-			c := dial(t, r.addr())
-			began := time.Now()
-			c.Write([]byte(tt.says))
-			c.SetReadDeadline(began.Add(700 * time.Millisecond))
-			got, err := io.ReadAll(c)
-			if early := len(got) > 0; early != tt.atOnce || !tt.atOnce && !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("heard %q, %v, at once", got, err)
+			atOnce := false
+			for range 5 { // a busy machine may delay an answer that comes at once
+				began := time.Now()
+				c := dial(t, r.addr())
+				c.Write([]byte(tt.says))
+				c.SetReadDeadline(began.Add(700 * time.Millisecond))
+				got, err := io.ReadAll(c)
+				quick := time.Since(began) < lingerTimeout.Duration()*9/10 // or what was read may be late
+				early := quick && len(got) > 0
+				if !tt.atOnce && quick && (early || !errors.Is(err, os.ErrDeadlineExceeded)) {
+					t.Errorf("heard %q, %v, at once", got, err)
+				}
+				c.SetReadDeadline(time.Now().Add(testTimeout))
+				rest, err := io.ReadAll(c)
+				if got = append(got, rest...); !regexp.MustCompile(tt.want).Match(got) || err != nil {
+					t.Errorf("heard %q, %v, want %q", got, err, tt.want)
+				}
+				r.settle() // even though the client keeps the connection open
+				if took := time.Since(began); took > testTimeout*3/4 {
+					t.Errorf("the connection has stayed for %v", took)
+				}
+				if atOnce = atOnce || early; atOnce == tt.atOnce {
+					break
+				}
 			}
-			c.SetReadDeadline(began.Add(10 * time.Second))
-			rest, err := io.ReadAll(c)
-			if got = append(got, rest...); !regexp.MustCompile(tt.want).Match(got) || err != nil {
-				t.Errorf("heard %q, %v, want %q", got, err, tt.want)
-			}
-			r.settle() // even though the client keeps the connection open
-			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("the connection has stayed for %v", took)
+			if atOnce != tt.atOnce {
+				t.Error("no answer at once")
 			}
 		})
 	}
@@ -243,11 +263,11 @@ func TestReply_Trickle(t *testing.T) {
 			r := startReplying(t, tt.reply)
 			c := dial(t, r.addr())
 			began := time.Now()
-			testutil.WaitFor(t, "the connection to be accepted", func() bool { return r.proxy.openConns.Load() > 0 })
+			testutil.WaitFor(t, "the connection to be accepted", func() bool { return r.shaper.Listener("l").Accepted.Load() > 0 })
 			for r.proxy.openConns.Load() > 0 {
 				c.Write([]byte(tt.piece))
 				time.Sleep(300 * time.Millisecond)
-				if took := time.Since(began); took > 8*time.Second {
+				if took := time.Since(began); took > testTimeout {
 					t.Fatalf("the connection has stayed for %v", took)
 				}
 			}
@@ -267,7 +287,7 @@ func TestReply_Endless(t *testing.T) {
 				r := startReplying(t, reply)
 				c := dial(t, r.addr())
 				began := time.Now()
-				c.SetDeadline(began.Add(10 * time.Second))
+				c.SetDeadline(began.Add(testTimeout))
 				for sent := 0; ; {
 					n, err := c.Write([]byte(piece))
 					if sent += n; err != nil {
@@ -281,7 +301,7 @@ func TestReply_Endless(t *testing.T) {
 					}
 				}
 				r.settle()
-				if took := time.Since(began); took > 8*time.Second {
+				if took := time.Since(began); took > testTimeout*3/4 {
 					t.Errorf("the connection has stayed for %v", took)
 				}
 			})

@@ -2,7 +2,6 @@ package conn
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -229,7 +228,7 @@ func TestReturns_PlacesAreApart(t *testing.T) {
 		now, key := leaky.Second, shaper.Key{Limit: 1}
 		var told []leaky.Time
 		for range 300 {
-			now += leaky.Time(rand.ExpFloat64() * float64(cost) / 2)
+			now += leaky.Time(rnd.ExpFloat64() * float64(cost) / 2)
 			first := now + leaky.Time(rnd.Uint64N(uint64(cost)+1))
 			after := lines.next(key, first, cost, now)
 			if after < time.Second || after%time.Second != 0 || now+leaky.FromDuration(after) < first {

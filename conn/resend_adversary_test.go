@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -74,7 +75,7 @@ func TestRetryUnanswered_IdleTimeout(t *testing.T) {
 		to := netip.MustParseAddrPort(s.addr)
 		r.listen.Downstream = append(r.listen.Downstream, shaper.Downstream{Host: to.Addr().String(), Port: to.Port()})
 	}
-	r.listen.RetryUnanswered, r.listen.TCPIdleTimeout = true, 500*time.Millisecond
+	r.listen.RetryUnanswered = true
 	r.apply()
 	c := dial(t, r.addr())
 	c.Write([]byte("req"))
@@ -82,7 +83,9 @@ func TestRetryUnanswered_IdleTimeout(t *testing.T) {
 	if n := count(); n != 2 {
 		t.Fatal(n)
 	}
-	time.Sleep(700 * time.Millisecond) // the idle timeout must end it
+	r.listen.TCPIdleTimeout = 500 * time.Millisecond
+	r.apply()
+	testutil.WaitFor(t, "the idle timeout", func() bool { return r.shaper.Listener("l").Ended[shaper.IdleTimeout].Load() == 1 })
 	c.Write([]byte("xyz"))
 	c.SetReadDeadline(time.Now().Add(time.Second))
 	if got := readN(c, 5); got != "" {
@@ -99,7 +102,7 @@ func TestRetryUnanswered_LongHold(t *testing.T) {
 	g := newGreeter(t)
 	r := start(t, shaper.TCP, g.addr)
 	r.listen.OnDown, r.listen.Ramp, r.listen.HoldTimeout = shaper.DownHold, shaper.Frequency{N: 100, Per: time.Second}, time.Minute
-	r.listen.RetryUnanswered, r.listen.TCPIdleTimeout = true, 2*time.Second
+	r.listen.RetryUnanswered = true
 	r.apply()
 	l, err := net.Listen("tcp4", g.addr)
 	if err != nil {
@@ -109,7 +112,9 @@ func TestRetryUnanswered_LongHold(t *testing.T) {
 	testutil.WaitFor(t, "all to be connected", func() bool { return r.proxy.Downstreams()[0].InFlight == 3 })
 	l.Close()
 	testutil.WaitFor(t, "all to wait", func() bool { return r.status().Waiting == 3 })
-	time.Sleep(3 * time.Second)
+	r.listen.TCPIdleTimeout = 3 * time.Second
+	r.apply()
+	time.Sleep(4 * time.Second)
 	g.start()
 	if n := greeted(); n != 3 {
 		t.Errorf("%d of 3 were greeted", n)
@@ -164,11 +169,12 @@ func TestRetryUnanswered_Checks(t *testing.T) {
 	set := func(to string) { mu.Lock(); says = to; mu.Unlock() }
 	r := start(t, shaper.TCP, s.addr)
 	r.listen.OnDown, r.listen.Ramp, r.listen.HoldTimeout, r.listen.RetryUnanswered = shaper.DownHold, shaper.Frequency{N: 100, Per: time.Second}, time.Minute, true
-	r.listen.Check = shaper.HealthCheck{Interval: 300 * time.Millisecond, Timeout: 300 * time.Millisecond, Rise: 1, Fall: 2, Expect: "hello"}
 	r.apply()
-	time.Sleep(500 * time.Millisecond)
 	set("") // it hangs
 	c := dial(t, r.addr())
+	testutil.WaitFor(t, "it to be connected", func() bool { return s.count() == 1 && r.proxy.Downstreams()[0].InFlight == 1 })
+	r.listen.Check = shaper.HealthCheck{Interval: 300 * time.Millisecond, Timeout: 300 * time.Millisecond, Rise: 1, Fall: 2, Expect: "hello"}
+	r.apply()
 	testutil.WaitFor(t, "it to be down", func() bool { return r.status().Down })
 	set("starting up")
 	if r.proxy.Downstreams()[0].InFlight < 1 {
@@ -201,7 +207,7 @@ func TestRetryUnanswered_OtherDrained(t *testing.T) {
 	r.listen.RetryUnanswered = true
 	r.apply()
 	r.proxy.DrainDownstream("l", b.addr, true)
-	if n := r.visitors(t, 1, 5*time.Second)(); n != 1 {
+	if n := r.visitors(t, 1, testTimeout)(); n != 1 {
 		t.Error("not greeted")
 	}
 }
@@ -314,9 +320,16 @@ func TestRetryUnanswered_ProxyHeader(t *testing.T) {
 	got := make(chan string, 4)
 	s := script(t, func(n int, c *net.TCPConn) {
 		b := make([]byte, 300)
-		time.Sleep(200 * time.Millisecond)
-		m, _ := c.Read(b)
-		got <- string(b[:m])
+		m := 0
+		for !bytes.HasSuffix(b[:m], []byte("request")) {
+			k, err := c.Read(b[m:])
+			if m += k; err != nil {
+				break
+			}
+		}
+		c.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // there is nothing else
+		k, _ := c.Read(b[m:])
+		got <- string(b[:m+k])
 		if n <= 2 {
 			c.Close()
 			return

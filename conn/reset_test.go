@@ -35,7 +35,7 @@ func TestReplyIsDeliveredBeforeReset(t *testing.T) {
 						if shut {
 							c.CloseWrite()
 						}
-						time.Sleep(100 * time.Millisecond) // until the request has arrived, unread
+						testutil.WaitFor(t, "more of the request, unread", func() bool { return unread(t, c) > 0 })
 						// The end resets the connection, which discards what the kernel has not sent.
 						testutil.WaitFor(t, "the answer's arrival at the proxy", func() bool { return unacked(t, c) == 0 })
 					}), limits...)
@@ -116,10 +116,15 @@ func TestReset_ClientDoesNotRead(t *testing.T) {
 }
 
 // unacked returns how many bytes of c the peer's kernel has not acknowledged.
-func unacked(t *testing.T, c *net.TCPConn) (n int) {
+func unacked(t *testing.T, c *net.TCPConn) (n int) { return queueLength(t, c, unix.SIOCOUTQ) }
+
+// unread returns how many bytes have arrived at c and were not read.
+func unread(t *testing.T, c *net.TCPConn) (n int) { return queueLength(t, c, unix.SIOCINQ) }
+
+func queueLength(t *testing.T, c *net.TCPConn, which uint) (n int) {
 	raw, err := c.SyscallConn()
 	if err == nil {
-		raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+		raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), which) })
 	}
 	if err != nil {
 		t.Error(err)

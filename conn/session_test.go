@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -81,40 +82,59 @@ func TestHalfClose_NoClientData(t *testing.T) {
 // A FIN uses none of the rate: it is passed on at once if nothing precedes it, and otherwise with the
 // last byte. A byte that waits for its turn is measured for comparison.
 func TestFINDoesNotWaitInQueue(t *testing.T) {
-	const others = 30
-	done := make(chan time.Time, 2)
+	const others, tries = 30, 5 // a busy machine may delay some
+	came, done := make(chan time.Time, tries), make(chan time.Time, tries)
 	addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
 		b := make([]byte, 64<<10)
 		for {
 			n, err := c.Read(b)
-			if n > 0 && b[0] == 'x' || err != nil && b[0] != 0 {
-				done <- time.Now()
+			if n > 0 && b[0] == 'x' {
+				came <- time.Now()
 			}
 			if err != nil {
+				if b[0] != 0 {
+					done <- time.Now()
+				}
 				return
 			}
 		}
 	})
 	r := start(t, shaper.TCP, addr, shaper.Limit{Name: "all", Rate: 1e6})
-	idle := dialFrom(t, "127.0.0.9", r.addr())
-	idle.Write([]byte("I"))
+	var idle [tries]*net.TCPConn
+	for i := range idle {
+		idle[i] = dialFrom(t, "127.0.0.9", r.addr())
+		idle[i].Write([]byte("I"))
+	}
+	testutil.WaitFor(t, "a byte of each idle connection", func() bool { return r.shaper.Listener("l").ToDownstream.Load() == tries })
 	for i := range others {
 		go dialFrom(t, fmt.Sprintf("127.0.1.%d", i+1), r.addr()).Write(make([]byte, 1<<20))
 	}
-	time.Sleep(500 * time.Millisecond)
-	var turn, end, gap time.Duration
-	for range 2 {
+	testutil.WaitFor(t, "all others to wait", func() bool {
+		waiting := 0
+		r.proxy.home.loop.call(func(leaky.Time) {
+			for _, s := range r.proxy.home.sessions.all {
+				if s.up.unit.queued {
+					waiting++
+				}
+			}
+		})
+		return waiting == others
+	})
+	var turns, ends, gaps []time.Duration
+	for i := range tries {
 		c := dialFrom(t, "127.0.0.8", r.addr())
 		begun := time.Now()
 		c.Write([]byte("x"))
 		c.CloseWrite()
-		last := <-done
-		turn += last.Sub(begun) / 2
-		gap += (<-done).Sub(last) / 2
+		last := <-came
+		turns = append(turns, last.Sub(begun))
+		gaps = append(gaps, (<-done).Sub(last))
+		begun = time.Now()
+		idle[i].CloseWrite()
+		ends = append(ends, (<-done).Sub(begun))
 	}
-	begun := time.Now()
-	idle.CloseWrite()
-	end = (<-done).Sub(begun)
+	slices.Sort(turns)
+	turn, end, gap := turns[tries/2], slices.Min(ends), slices.Min(gaps)
 	if turn < 50*time.Millisecond {
 		t.Errorf("a byte waited for %v: it was not throttled", turn)
 	}
@@ -312,15 +332,13 @@ func TestWaitingClientThatLeavesIsRemoved(t *testing.T) {
 // fifth if four of them exist at a time, however many there are in total.
 func TestShortConnectionsDoNotStarveUpload(t *testing.T) {
 	for _, reset := range []bool{true, false} {
-		var upload, all atomic.Uint64
+		var rest atomic.Uint64
 		addr := testutil.ServeTCP(t, func(c *net.TCPConn) {
 			b := make([]byte, 64<<10)
 			for {
 				n, err := c.Read(b)
-				all.Add(uint64(n))
-				if n > 0 && b[0] == 'u' {
-					upload.Add(uint64(n))
-				} else if n > 0 {
+				if n > 0 && b[0] == 'o' {
+					rest.Add(uint64(n))
 					c.Write([]byte("x"))
 				}
 				if err != nil {
@@ -336,7 +354,7 @@ func TestShortConnectionsDoNotStarveUpload(t *testing.T) {
 		begun := time.Now()
 		for range 4 {
 			others.Go(func() {
-				for time.Since(begun) < time.Second {
+				for time.Since(begun) < time.Second || sources.Load() < 40 && time.Since(begun) < testTimeout {
 					n := sources.Add(1)
 					c := dialFrom(t, fmt.Sprintf("127.1.%d.%d", n>>8&255, n&255), r.addr())
 					if reset {
@@ -350,7 +368,15 @@ func TestShortConnectionsDoNotStarveUpload(t *testing.T) {
 			})
 		}
 		others.Wait()
-		if part := float64(upload.Load()) / float64(all.Load()); part < 0.16 || sources.Load() < 20 {
+		var upload float64 // what the server reads of it may lag behind
+		r.proxy.home.loop.call(func(leaky.Time) {
+			for _, s := range r.proxy.home.sessions.all {
+				if s.flow.Source == netip.MustParseAddr("127.0.0.2") {
+					upload += float64(s.up.moved)
+				}
+			}
+		})
+		if part := upload / (upload + float64(rest.Load())); part < 0.16 || sources.Load() < 20 {
 			t.Errorf("reset %v: the upload got %.2f of all, with %d short connections, want a fifth", reset, part, sources.Load())
 		}
 		up.SetLinger(0)
@@ -370,7 +396,7 @@ func TestNestedResetEndsSessionOnce(t *testing.T) {
 		io.Copy(io.Discard, c)
 	}))
 	r.listen.HalfCloseTimeout = time.Hour
-	r.apply(shaper.Limit{Name: "both", Rate: 8 * 2 * minGrant, Direction: shaper.Both})
+	r.apply(shaper.Limit{Name: "both", Rate: 8 * minGrant / 8, Burst: minGrant, Direction: shaper.Both}) // two leave at once, and the next after 8 s
 	c := dial(t, r.addr())
 	c.Write(make([]byte, minGrant))
 	var s *session

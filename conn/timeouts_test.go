@@ -46,8 +46,7 @@ type drip struct {
 
 func (d *drip) write(c *net.TCPConn) {
 	for range 60 {
-		d.longest.Store(int64(d.pause()))
-		d.last.Store(time.Now().UnixNano())
+		d.next()
 		if _, err := c.Write([]byte("x")); err != nil {
 			return
 		}
@@ -55,22 +54,35 @@ func (d *drip) write(c *net.TCPConn) {
 	}
 }
 
+// next ends a pause, and begins the next one.
+func (d *drip) next() {
+	d.longest.Store(int64(d.pause()))
+	d.last.Store(time.Now().UnixNano())
+}
+
+// end ends the last pause.
+func (d *drip) end() {
+	d.longest.Store(int64(d.pause()))
+	d.last.Store(0)
+}
+
 // pause returns the longest pause so far, with the one that goes on.
 func (d *drip) pause() time.Duration {
 	if d.last.Load() == 0 {
-		return 0
+		return time.Duration(d.longest.Load())
 	}
 	return max(time.Duration(d.longest.Load()), time.Duration(time.Now().UnixNano()-d.last.Load()))
 }
 
 func TestTimeouts(t *testing.T) {
-	const d = 500 * time.Millisecond
+	const d = 2 * time.Second
 	first := func(l *shaper.Listener) { l.FirstByteTimeout = d }
 	idle := func(l *shaper.Listener) { l.TCPIdleTimeout = d }
 	half := func(l *shaper.Listener) { l.HalfCloseTimeout = d }
 	life := func(l *shaper.Listener) { l.MaxLifetime = d }
 	none := func(*shaper.Listener) {}
 	notIdle, notSilent, forTooLong := drip{every: d / 20}, drip{every: d / 20}, drip{every: d / 20}
+	var says, ends drip // until it does
 	discard := func(c *net.TCPConn) { io.Copy(io.Discard, c); time.Sleep(2 * d) }
 	for _, tt := range []struct {
 		name   string
@@ -83,8 +95,8 @@ func TestTimeouts(t *testing.T) {
 	}{
 		{"a client that says nothing", first, nil, testutil.Echo, shaper.FirstByteTimeout, d, nil},
 		{"a client for whom only its header speaks", first, nil, testutil.Echo, shaper.FirstByteTimeout, d, nil},
-		{"one that says something", first, func(c *net.TCPConn) { c.Write([]byte("x")); time.Sleep(2 * d); c.CloseWrite() }, testutil.Echo, shaper.Closed, 0, nil},
-		{"one that only ends", first, func(c *net.TCPConn) { c.CloseWrite() }, testutil.Echo, shaper.Closed, 0, nil},
+		{"one that says something", first, func(c *net.TCPConn) { c.Write([]byte("x")); says.end(); time.Sleep(2 * d); c.CloseWrite() }, testutil.Echo, shaper.Closed, 0, &says},
+		{"one that only ends", first, func(c *net.TCPConn) { c.CloseWrite(); ends.end() }, testutil.Echo, shaper.Closed, 0, &ends},
 		{"idle", idle, func(c *net.TCPConn) { c.Write([]byte("x")) }, testutil.Echo, shaper.IdleTimeout, d, nil},
 		{"not idle", idle, func(c *net.TCPConn) { notIdle.write(c); c.CloseWrite() }, testutil.Echo, shaper.Closed, 3 * d, &notIdle},
 		{"half closed and silent", half, func(c *net.TCPConn) { c.CloseWrite() }, discard, shaper.HalfCloseTimeout, d, nil},
@@ -106,6 +118,9 @@ func TestTimeouts(t *testing.T) {
 			}
 			r.apply()
 			begun := time.Now()
+			if tt.drip != nil {
+				tt.drip.last.Store(begun.UnixNano())
+			}
 			c := dial(t, r.addr())
 			if tt.client != nil {
 				go tt.client(c)
@@ -126,14 +141,14 @@ func TestTimeouts(t *testing.T) {
 func TestTimeouts_PausedWhileThrottled(t *testing.T) {
 	t.Parallel()
 	r := start(t, shaper.TCP, testutil.ServeTCP(t, testutil.Echo))
-	// One segment takes 580 ms.
-	slow := shaper.Limit{Name: "slow", Rate: 8 * 2500, Direction: shaper.ToDownstream}
+	// One segment takes 1.4 s.
+	slow := shaper.Limit{Name: "slow", Rate: 8 * 1000, Direction: shaper.ToDownstream}
 	r.apply(slow)
 	c := dial(t, r.addr())
 	sent := randomBytes(3 * 1448)
 	c.Write(sent)
 	testutil.WaitFor(t, "the first of it", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
-	r.listen.TCPIdleTimeout = 300 * time.Millisecond
+	r.listen.TCPIdleTimeout = time.Second
 	r.apply(slow)
 	if _, err := io.ReadFull(c, sent); err != nil {
 		t.Fatal(err)
@@ -188,14 +203,16 @@ func TestMinThroughput(t *testing.T) {
 			r.apply()
 			c := dial(t, r.addr())
 			testutil.WaitFor(t, "a downstream", func() bool { return r.shaper.Listener("l").Open.Load() == 1 })
-			r.proxy.home.loop.call(func(now leaky.Time) {
+			r.proxy.home.loop.call(func(leaky.Time) {
 				for _, s := range r.proxy.home.sessions.all {
 					s.activity.moved, s.activity.throttled = tt.moved, tt.held
-					s.armTimeouts(now + leaky.FromDuration(SlowWindow) - leaky.Second)
+					end := s.activity.windowStart + leaky.FromDuration(SlowWindow)
+					r.proxy.home.loop.hearing.until = end
+					s.armTimeouts(end - leaky.Second)
 					if s.stage != stageRelaying {
 						t.Error("ended before the end of the window")
 					}
-					s.armTimeouts(now + leaky.FromDuration(SlowWindow))
+					s.armTimeouts(end)
 					if (s.stage == stageEnded) != tt.ends {
 						t.Errorf("stage %d", s.stage)
 					}

@@ -18,7 +18,7 @@ func TestTrain_PreservesDatagrams(t *testing.T) {
 	rnd := testutil.Rand(t)
 	for name, limits := range map[string][]shaper.Limit{
 		"without limits": nil,
-		"limited":        {{Name: "bytes", Rate: 10e9, Direction: shaper.Both, MaxDelay: time.Second}},
+		"limited":        {{Name: "bytes", Rate: 10e9, Direction: shaper.Both, MaxDelay: testTimeout}},
 		"observed":       {{Name: "bytes", Rate: 8e6, Observe: true, MaxDelay: time.Second}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestTrain_PreservesDatagrams(t *testing.T) {
 				}
 				got := make([]byte, 65536)
 				for _, size := range sizes {
-					to.SetReadDeadline(time.Now().Add(2 * time.Second))
+					to.SetReadDeadline(time.Now().Add(testTimeout))
 					n, from, err := to.ReadFrom(got)
 					if err != nil || !bytes.Equal(got[:n], sent[:size]) {
 						t.Fatalf("%v: got %d bytes, want %d; err %v", sizes, n, size, err)
@@ -74,7 +74,7 @@ func TestTrain_PreservesDatagrams(t *testing.T) {
 			}
 			got := make([]byte, 65536)
 			for i, b := range want {
-				server.SetReadDeadline(time.Now().Add(2 * time.Second))
+				server.SetReadDeadline(time.Now().Add(testTimeout))
 				n, _, err := server.ReadFrom(got)
 				if err != nil || !bytes.Equal(got[:n], b) {
 					t.Fatalf("datagram %d: got %d bytes, want %d; err %v", i, n, len(b), err)

@@ -13,13 +13,22 @@ import (
 
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/leaky"
+	"shaperd.dev/shaperd/leaky/pacer"
 	"shaperd.dev/shaperd/shaper"
 )
 
 // turnServer answers each byte after a time, and counts how many it has to answer at once.
 type turnServer struct {
 	addr         string
+	mu           sync.Mutex // of changes
 	inside, most atomic.Int64
+}
+
+// reset forgets how many there were at once before.
+func (sv *turnServer) reset() {
+	sv.mu.Lock()
+	defer sv.mu.Unlock()
+	sv.most.Store(sv.inside.Load())
 }
 
 func newTurnServer(t *testing.T, takes func() time.Duration) *turnServer {
@@ -29,9 +38,9 @@ func newTurnServer(t *testing.T, takes func() time.Duration) *turnServer {
 			if _, err := c.Read(b); err != nil {
 				return
 			}
-			n := sv.inside.Add(1)
-			for m := sv.most.Load(); n > m && !sv.most.CompareAndSwap(m, n); m = sv.most.Load() {
-			}
+			sv.mu.Lock()
+			sv.most.Store(max(sv.most.Load(), sv.inside.Add(1)))
+			sv.mu.Unlock()
 			time.Sleep(takes())
 			sv.inside.Add(-1)
 			c.Write(b)
@@ -50,6 +59,26 @@ func turnLimit(most int, gap time.Duration) shaper.Limit {
 
 // inTurn returns how many hold slots of the first limit.
 func (r *proxyRig) inTurn() int64 { return r.shaper.Policy().State(0).InFlight.Load() }
+
+// watchLoop returns a function that returns how long the loop was late at most, to within 10 ms.
+func (r *proxyRig) watchLoop() (longest func() time.Duration) {
+	l := r.proxy.home.loop
+	var last, most leaky.Time
+	var e pacer.Event
+	e.Fire = func(now leaky.Time) {
+		most, last = max(most, now-last), now
+		l.pacer.Schedule(&e, now+leaky.Second/100)
+	}
+	l.call(func(now leaky.Time) {
+		last = now
+		l.pacer.Schedule(&e, now)
+	})
+	r.t.Cleanup(func() { l.call(func(leaky.Time) { l.pacer.Cancel(&e) }) })
+	return func() (d time.Duration) {
+		l.call(func(now leaky.Time) { d = max(most, now.Sub(last)).Duration() })
+		return d
+	}
+}
 
 // freed waits until none holds a slot of the first limit.
 func (r *proxyRig) freed() {
@@ -83,7 +112,18 @@ func (r *proxyRig) askOnOpen(t *testing.T, n int) (end func()) {
 // Of many connections that stay open only so many have a question at the downstream, and each gets its answers.
 func TestTurnSlot(t *testing.T) {
 	t.Parallel()
-	sv := newTurnServer(t, func() time.Duration { return rand.N(4 * time.Millisecond) })
+	var came atomic.Int64
+	full := make(chan struct{})
+	sv := newTurnServer(t, func() time.Duration {
+		if came.Add(1) == 4 {
+			close(full)
+		}
+		select { // the first ones wait for each other
+		case <-full:
+		case <-time.After(testTimeout):
+		}
+		return rand.N(4 * time.Millisecond)
+	})
 	r := start(t, shaper.TCP, sv.addr, turnLimit(4, 2*time.Millisecond))
 	var wg sync.WaitGroup
 	for range 40 {
@@ -114,17 +154,26 @@ func TestTurnSlot_Conversation(t *testing.T) {
 	const gap = 2 * time.Second
 	r := start(t, shaper.TCP, slowAnswers(t), turnLimit(1, gap))
 	a, b := dial(t, r.addr()), dial(t, r.addr())
+	last, longest := time.Now(), time.Duration(0) // when a began to ask, and from then to the next answer
 	asks(a, testTimeout)
 	b.Write([]byte("q"))
 	for range 3 {
 		time.Sleep(gap / 100)
+		begun := time.Now()
 		if !asks(a, testTimeout) {
 			t.Fatal("no answer")
 		}
+		longest, last = max(longest, time.Since(last)), begun
 	}
-	last := time.Now()
-	if b.SetReadDeadline(last.Add(gap / 10)); readByte(b) {
-		t.Fatal("another conversation has begun in the middle of one")
+	if longest >= gap*9/10 {
+		t.Logf("a busy machine made a pause of %v", longest)
+		return
+	}
+	if b.SetReadDeadline(time.Now().Add(gap / 10)); readByte(b) {
+		if time.Since(last) < gap*9/10 {
+			t.Fatal("another conversation has begun in the middle of one")
+		}
+		return
 	}
 	if b.SetReadDeadline(time.Now().Add(testTimeout)); !readByte(b) {
 		t.Fatal("another conversation does not begin")
@@ -166,7 +215,10 @@ func dialPg(t *testing.T, addr string) *net.TCPConn {
 	return c
 }
 
-func pgAsk(c *net.TCPConn, status string) { c.Write([]byte(pgMessage('Q', status))) }
+func pgAsk(c *net.TCPConn, status string) {
+	c.SetWriteDeadline(time.Now().Add(testTimeout))
+	c.Write([]byte(pgMessage('Q', status)))
+}
 
 func pgAnswered(c *net.TCPConn, within time.Duration) bool {
 	c.SetReadDeadline(time.Now().Add(within))
@@ -178,21 +230,17 @@ func pgAnswered(c *net.TCPConn, within time.Duration) bool {
 func TestTurnSlot_Transaction(t *testing.T) {
 	t.Parallel()
 	r := start(t, shaper.TCP, server(t, pgServer))
-	limit := turnLimit(1, 10*time.Second)
+	limit := turnLimit(1, time.Minute)
 	limit.SlotFor = shaper.PerTransaction
 	r.apply(limit)
 	a, b := dialPg(t, r.addr()), dialPg(t, r.addr())
-	begun := time.Now()
 	for _, status := range []string{"I", "I", "T", "E", "I"} {
 		if pgAsk(a, status); !pgAnswered(a, testTimeout) {
 			t.Fatal("no answer")
 		}
 	}
 	if pgAsk(b, "I"); !pgAnswered(b, testTimeout) {
-		t.Fatal("no answer")
-	}
-	if d := time.Since(begun); d > 5*time.Second {
-		t.Errorf("slots were kept after the end of transactions: %v", d)
+		t.Fatal("no answer: a slot is kept after the end of a transaction")
 	}
 	limit.TurnGap = time.Millisecond
 	r.apply(limit)
@@ -300,7 +348,7 @@ func TestTurnSlot_Refused(t *testing.T) {
 	t.Parallel()
 	r := start(t, shaper.TCP, slowAnswers(t))
 	limit := turnLimit(1, time.Millisecond)
-	limit.QueueTimeout, limit.RefuseWith, limit.Reply = 200*time.Millisecond, shaper.RefuseReply, "busy\n"
+	limit.QueueTimeout, limit.RefuseWith, limit.Reply = 3*time.Second, shaper.RefuseReply, "busy\n"
 	r.apply(limit)
 	holder, late, leaves := dial(t, r.addr()), dial(t, r.addr()), dial(t, r.addr())
 	holder.Write([]byte("n"))
@@ -335,7 +383,7 @@ func TestTurnSlot_Reload(t *testing.T) {
 		want := []int64{2, 3, 30, 1, 30, 5}[i]
 		testutil.WaitFor(t, "those beyond the maximum to end", func() bool { return len(limits) == 0 || r.inTurn() <= want })
 		time.Sleep(200 * time.Millisecond)
-		sv.most.Store(0)
+		sv.reset()
 		time.Sleep(100 * time.Millisecond)
 		if sv.most.Load() > want {
 			t.Errorf("%d: %d at once, want %d", i, sv.most.Load(), want)

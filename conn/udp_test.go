@@ -53,8 +53,8 @@ func TestUDP_EchoesDatagrams(t *testing.T) {
 	for name, limits := range map[string][]shaper.Limit{
 		"without limits": nil,
 		"limited": {
-			{Name: "bytes", Key: shaper.KeySource, Direction: shaper.Both, Rate: 80e6, MaxDelay: time.Second},
-			{Name: "packets", Direction: shaper.Both, Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: time.Second},
+			{Name: "bytes", Key: shaper.KeySource, Direction: shaper.Both, Rate: 80e6, MaxDelay: testTimeout},
+			{Name: "packets", Direction: shaper.Both, Packets: shaper.Frequency{N: 1000, Per: time.Second}, MaxDelay: testTimeout},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,23 +81,23 @@ func TestUDP_EchoesDatagrams(t *testing.T) {
 
 func TestUDP_MaxConnections(t *testing.T) {
 	server := serveUDP(t)
-	r := start(t, shaper.UDP, server.LocalAddr().String(),
-		shaper.Limit{Name: "cap", MaxConnections: 2, QueueTimeout: 100 * time.Millisecond, MaxQueue: 10})
-	for range 3 {
-		c := dialUDP(t, r)
-		c.Write([]byte("x"))
-	}
+	limit := shaper.Limit{Name: "cap", MaxConnections: 2, QueueTimeout: 100 * time.Millisecond, MaxQueue: 10}
+	r := start(t, shaper.UDP, server.LocalAddr().String(), limit)
+	r.listen.UDPIdleTimeout = time.Hour
+	r.apply(limit)
+	stays(t, r, server)
+	stays(t, r, server)
+	dialUDP(t, r).Write([]byte("x"))
 	state := r.shaper.Policy().State(0)
 	testutil.WaitFor(t, "the third flow to be refused", func() bool { return state.Connections[shaper.Refuse][shaper.WaitTimeout].Load() == 1 })
 	if n := state.Connections[shaper.Pass][shaper.None].Load(); n != 2 {
 		t.Errorf("%d flows passed, want 2", n)
 	}
-	for range 2 {
-		server.SetReadDeadline(time.Now().Add(time.Second))
-		if _, _, err := server.ReadFrom(make([]byte, 10)); err != nil {
-			t.Error(err)
-		}
+	server.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if _, _, err := server.ReadFrom(make([]byte, 10)); err == nil {
+		t.Error("a datagram of the flow that was refused has arrived")
 	}
+	r.proxy.EndAll()
 	r.settle()
 }
 
@@ -140,7 +140,7 @@ func TestUDPQueue_BoundedByTime(t *testing.T) {
 	got, late := 0, time.Duration(0)
 	last := time.Now()
 	for b := make([]byte, 2000); got+int(dropped.Load()) < 500; got++ {
-		server.SetReadDeadline(time.Now().Add(2 * time.Second))
+		server.SetReadDeadline(time.Now().Add(testTimeout))
 		_, _, err := server.ReadFrom(b)
 		late += max(0, time.Since(last)-15*time.Millisecond) // one is due every 10 ms
 		last = time.Now()
@@ -159,7 +159,7 @@ func TestUDPQueue_BoundedByTime(t *testing.T) {
 func TestDrain_SendsQueuedDatagrams(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{
-		Name: "packets", Packets: shaper.Frequency{N: 100, Per: time.Second}, MaxDelay: time.Second,
+		Name: "packets", Packets: shaper.Frequency{N: 100, Per: time.Second}, MaxDelay: testTimeout,
 	})
 	c := dialUDP(t, r)
 	for range 20 {
@@ -182,7 +182,7 @@ func TestDrain_SendsQueuedDatagrams(t *testing.T) {
 
 func TestUDPQueue_BoundedByMemory(t *testing.T) {
 	server := serveUDP(t)
-	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{Name: "bytes", Rate: 8e3, MaxDelay: time.Hour})
+	r := start(t, shaper.UDP, server.LocalAddr().String(), shaper.Limit{Name: "bytes", Rate: 80, MaxDelay: time.Hour}) // 100 s for each
 	const room = 10 * (2048 + int(unsafe.Sizeof(datagram{})))
 	r.proxy.home.loop.call(func(leaky.Time) { r.proxy.home.loop.memory.max = room })
 	c := dialUDP(t, r)
@@ -216,7 +216,7 @@ func TestUDP_MaxFlows(t *testing.T) {
 	r.listen.MaxFlows, r.listen.UDPIdleTimeout = 20, time.Minute
 	r.apply()
 	ping := func(c net.Conn) error {
-		c.SetDeadline(time.Now().Add(2 * time.Second))
+		c.SetDeadline(time.Now().Add(testTimeout))
 		if _, err := c.Write([]byte("ping")); err != nil {
 			return err
 		}
@@ -251,7 +251,7 @@ func TestUDP_MaxFlows(t *testing.T) {
 
 // A flood does not evict a flow that waits for its first reply.
 func TestUDPFlood_LeavesTimeForFirstReply(t *testing.T) {
-	for attempts := 5; !floodDuringNewFlow(t); attempts-- {
+	for attempts := 20; !floodDuringNewFlow(t); attempts-- {
 		if attempts == 0 {
 			t.Fatal("no flood was fast enough")
 		}
@@ -266,6 +266,10 @@ func floodDuringNewFlow(t *testing.T) bool {
 	r.listen.MaxFlows, r.listen.UDPIdleTimeout = 20, time.Minute
 	r.apply()
 	honest := dialUDP(t, r)
+	var others []net.Conn
+	for range 100 {
+		others = append(others, dialUDP(t, r))
+	}
 	begun := time.Now()
 	honest.Write([]byte("ping"))
 	b := make([]byte, 10)
@@ -274,8 +278,8 @@ func floodDuringNewFlow(t *testing.T) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 100 {
-		dialUDP(t, r).Write([]byte("x"))
+	for _, c := range others {
+		c.Write([]byte("x"))
 	}
 	counts := r.shaper.Listener("l")
 	testutil.WaitFor(t, "the flood", func() bool { return counts.FlowsOpened.Load()+counts.FlowsRefused.Load() == 101 })
@@ -296,16 +300,30 @@ func floodDuringNewFlow(t *testing.T) bool {
 func TestUDP_MaxFlowsPerSource(t *testing.T) {
 	server := serveUDP(t)
 	r := start(t, shaper.UDP, server.LocalAddr().String())
-	r.listen.MaxFlowsPerSource = 5
+	r.listen.MaxFlowsPerSource, r.listen.UDPIdleTimeout = 5, time.Hour
 	r.apply()
-	for range 8 {
+	counts := r.shaper.Listener("l")
+	for range 5 {
 		dialUDP(t, r).Write([]byte("x"))
 	}
-	counts := r.shaper.Listener("l")
+	testutil.WaitFor(t, "five flows", func() bool { return counts.Flows.Load() == 5 })
+	r.proxy.home.loop.call(func(now leaky.Time) { // none of them is evicted for being without a reply
+		for _, f := range r.proxy.home.flows {
+			f.lastActive = now + 3600*leaky.Second
+		}
+	})
+	for range 3 {
+		dialUDP(t, r).Write([]byte("x"))
+	}
 	testutil.WaitFor(t, "refusals", func() bool { return counts.FlowsRefused.Load() == 3 })
 	if n := counts.Flows.Load(); n != 5 {
 		t.Errorf("%d flows, want 5", n)
 	}
+	r.proxy.home.loop.call(func(now leaky.Time) {
+		for _, f := range r.proxy.home.flows {
+			f.close(now)
+		}
+	})
 	r.settle()
 	r.proxy.home.loop.call(func(leaky.Time) {
 		if n := len(r.proxy.listeners["l"].sources); n != 0 {
@@ -327,7 +345,7 @@ func TestUDP_AmplificationLimit(t *testing.T) {
 	request := func(n int) net.Addr {
 		t.Helper()
 		c.Write(make([]byte, n))
-		server.SetReadDeadline(time.Now().Add(time.Second))
+		server.SetReadDeadline(time.Now().Add(testTimeout))
 		_, from, err := server.ReadFrom(b)
 		if err != nil {
 			t.Fatal(err)
@@ -338,7 +356,7 @@ func TestUDP_AmplificationLimit(t *testing.T) {
 	reply := func(to net.Addr, n int) bool {
 		suppressed := counts.RepliesSuppressed.Load()
 		server.WriteTo(make([]byte, n), to)
-		c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		c.SetReadDeadline(time.Now().Add(testTimeout))
 		arrived := make(chan int)
 		go func() { n, _ := c.Read(b); arrived <- n }()
 		for {
@@ -410,9 +428,10 @@ func TestUDP_RepeatedSenderGetsOwnFlowQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sink.Close()
-	r := start(t, shaper.UDP, sink.LocalAddr().String(), shaper.Limit{
-		Name: "all", Packets: shaper.Frequency{N: 50, Per: time.Second}, MaxDelay: time.Second, Match: shaper.Match{Protocol: shaper.UDP},
-	})
+	limit := shaper.Limit{Name: "all", Packets: shaper.Frequency{N: 50, Per: time.Second}, MaxDelay: testTimeout, Match: shaper.Match{Protocol: shaper.UDP}}
+	r := start(t, shaper.UDP, sink.LocalAddr().String(), limit)
+	r.listen.UDPIdleTimeout = time.Minute
+	r.apply(limit)
 	own := func() (all, own int) {
 		r.proxy.home.loop.call(func(leaky.Time) {
 			for _, f := range r.proxy.home.flows {

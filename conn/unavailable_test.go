@@ -54,7 +54,7 @@ func TestDownstream_UnavailableIsReported(t *testing.T) {
 				if (i < tt.tries) != d.Up || !strings.Contains(d.Error, tt.want) && i >= tt.tries {
 					t.Fatalf("after %d failures: %+v", i, d)
 				}
-				request(t, r, tt.protocol)
+				request(t, r, tt.protocol, testTimeout)
 			}
 			if tt.protocol == shaper.TCP && counts.DialErrors.Load() == 0 {
 				t.Error("no dial error was counted")
@@ -76,21 +76,21 @@ func TestDownstream_UnavailableIsReported(t *testing.T) {
 				go answerUDP(l)
 				defer l.Close()
 			}
-			request(t, r, tt.protocol)
+			request(t, r, tt.protocol, 300*time.Millisecond) // no error: the connection is served
 			testutil.WaitFor(t, "the downstream to be up again", func() bool { d := status(); return d.Up && d.Error == "" })
 		})
 	}
 }
 
-// request makes a request to r, and waits until it has succeeded or failed.
-func request(t *testing.T, r *proxyRig, protocol shaper.Protocol) {
+// request makes a request to r, and waits until it has succeeded or failed. Over TCP it waits for a failure for at most within.
+func request(t *testing.T, r *proxyRig, protocol shaper.Protocol, within time.Duration) {
 	t.Helper()
 	if protocol == shaper.TCP {
 		c, err := net.Dial("tcp4", r.addr())
 		if err != nil { // the reset came first
 			return
 		}
-		c.SetReadDeadline(time.Now().Add(300 * time.Millisecond)) // no error: the connection is served
+		c.SetReadDeadline(time.Now().Add(within))
 		c.Read(make([]byte, 1))
 		c.Close()
 		return
@@ -102,7 +102,7 @@ func request(t *testing.T, r *proxyRig, protocol shaper.Protocol) {
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		c.SetReadDeadline(time.Now().Add(testTimeout))
 		c.Read(make([]byte, 1))
 	}()
 	testutil.WaitFor(t, "a reply or an error", func() bool {
