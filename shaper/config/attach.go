@@ -76,7 +76,7 @@ func checkListenerLimit(t table, limit *shaper.Limit) {
 	}
 	if limit.Key&shaper.KeyDownstream != 0 && limit.CountsConnections() {
 		t.errorf("key", "\"downstream\" is unsupported with max_connections, new_connections and a quota of connections, which are decided before a downstream is chosen: "+
-			"a downstream has a max_connections of its own, as in downstream = { address = \"10.0.0.5\", max_connections = 20 }")
+			"a downstream has its own max_connections, as in downstream = { address = \"10.0.0.5\", max_connections = 20 }")
 	}
 	switch udp := isUDPOnly(limit); {
 	case udp && limit.RefuseWith != shaper.RefuseDrop && limit.RefuseWith != shaper.RefuseReject:
@@ -109,7 +109,7 @@ func isUDPOnly(limit *shaper.Limit) bool {
 func checkAttachmentLimit(t table, limit *shaper.Limit) {
 	m, match := limit.Match, t.at.child("match")
 	if len(m.Listen) > 0 {
-		t.add(match.child("attach"), "attach: unsupported together with listen, as a bucket is in one plane: make it two limits")
+		t.add(match.child("attach"), "attach: unsupported together with listen, as a bucket is in one plane: use two limits")
 	}
 	if m.Protocol == shaper.ICMP && len(m.Port) > 0 {
 		t.add(match.child("port"), "port: \"icmp\" has no ports")
@@ -123,7 +123,7 @@ func checkAttachmentLimit(t table, limit *shaper.Limit) {
 	}
 	if limit.CountsConnections() {
 		for _, key := range byPacket(limit) {
-			t.add(match.child(key), key+": unsupported with max_connections and new_connections: not all packets of a connection tell it")
+			t.add(match.child(key), key+": unsupported with max_connections and new_connections: not every packet of a connection has it")
 		}
 	}
 	if limit.Key&shaper.KeyListen != 0 {
@@ -232,7 +232,7 @@ func (l *loader) observeAttachments() {
 			l.c.Limits[i].Observe = true
 		default:
 			l.add(l.limits[i].at.child("match").child("attach"), fmt.Sprintf(
-				"attach: %s observes and %s does not, and their packets would share buckets: make it two limits", quote(observes), quote(enforces)))
+				"attach: %s observes and %s does not, and their packets would share buckets: use two limits", quote(observes), quote(enforces)))
 		}
 	}
 }

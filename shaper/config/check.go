@@ -30,7 +30,7 @@ func checkEffect(t table, limit *shaper.Limit) {
 		if len(t.unknownKeys()) > 0 { // possibly misspellings of these
 			return
 		}
-		t.add(t.at, "[[limit]] has no effect: set rate, packets, max_connections, new_connections, shed or block = true")
+		t.add(t.at, "[[limit]] has no effect: set rate, packets, max_connections, new_connections, quota, shed or block = true")
 		return
 	}
 	t.checkNeeds(limit)
@@ -88,15 +88,15 @@ func checkAlgorithm(t table, limit *shaper.Limit) {
 	case limit.Algorithm == shaper.SlidingLog && n > leaky.MaxLog:
 		t.errorf(t.overriddenKey("new_connections", "algorithm"), "%s: a log keeps the times of at most %d connections for each key; use \"sliding-window\"", FormatFrequency(limit.NewConnections), leaky.MaxLog)
 	case n > shaper.MaxWindow:
-		t.errorf(t.overriddenKey("new_connections", "algorithm"), "%s: at most %d in a window", FormatFrequency(limit.NewConnections), shaper.MaxWindow)
+		t.errorf(t.overriddenKey("new_connections", "algorithm"), "%s: must be at most %d in a window", FormatFrequency(limit.NewConnections), shaper.MaxWindow)
 	}
 }
 
 // checkRefusal reports the keys that have no effect with block = true or shed. It returns false if it has reported any.
 func checkRefusal(t table, limit *shaper.Limit) bool {
-	alone, kind, what := true, "shed", "shed, which refuses a part of what is matched"
+	alone, kind, what := true, "shed", "shed, which refuses a part of the traffic that matches"
 	if limit.Block {
-		kind, what = "block", "block = true, which refuses all that is matched"
+		kind, what = "block", "block = true, which refuses everything that matches"
 	}
 	for key := range t.values {
 		effective := slices.Contains([]string{"name", "match", kind, "refuse_with", "reply", "observe"}, key) || key == "key" && limit.Key == 0
@@ -128,6 +128,7 @@ func (l *loader) check(root *node) {
 	l.checkNames(l.limits)
 	l.checkGroups()
 	l.checkOverlaps()
+	l.checkForwardLoops()
 	l.checkAttach()
 	for _, t := range l.transparents {
 		t.requireForEffect(hasTransparent(l.c), "a listener with transparent = true", t.keys.names()...)
@@ -159,6 +160,7 @@ func (l *loader) check(root *node) {
 	l.checkCounting()
 	l.checkMarks()
 	l.checkShared()
+	l.checkInstances()
 	l.observeAttachments()
 	for i, limit := range l.c.Limits {
 		if limit.InPacketPlane() {
@@ -276,7 +278,7 @@ func (l *loader) checkShed(t table, limit shaper.Limit, names []string) {
 	l.checkKnown([]item[string]{{limit.Shed.Limit, at}}, "limit", "limit", names)
 	if i := slices.Index(names, limit.Shed.Limit); i >= 0 {
 		if other := &l.c.Limits[i]; other.MaxConnections == 0 || other.Key != 0 || other.InPacketPlane() {
-			l.add(at, fmt.Sprintf("limit: %s must have max_connections, no key, and be at listeners: else it is not known how full it is", quote(limit.Shed.Limit)))
+			l.add(at, fmt.Sprintf("limit: %s must have max_connections, no key, and apply to listeners, so that shed knows how full it is", quote(limit.Shed.Limit)))
 		}
 	}
 }
@@ -313,10 +315,10 @@ func (l *loader) checkMatch(t table, limit shaper.Limit) {
 // checkKey reports attributes of a key that exclude each other.
 func checkKey(t table, limit shaper.Limit) {
 	if address := shaper.KeySource | shaper.KeyDestination; limit.Key&address == address {
-		t.errorf("key", "\"source\" and \"destination\" cannot be combined: a key has one address; make it two limits")
+		t.errorf("key", "\"source\" and \"destination\" cannot be combined: a key has one address; use two limits")
 	}
 	if t.tlvs() > 1 {
-		t.errorf("key", "more than one \"tlv\": a key has one; make it two limits")
+		t.errorf("key", "more than one \"tlv\": a key has at most one; use two limits")
 	}
 }
 
@@ -379,10 +381,10 @@ func (l *loader) checkReach(t table, limit shaper.Limit) {
 		return len(listen.AcceptProxyFrom) > 0 && (len(m.Listen) == 0 || slices.Contains(m.Listen, listen.Name))
 	}
 	if limit.Key&shaper.KeyTLV != 0 && !slices.ContainsFunc(l.c.Listen, accepts) {
-		t.errorf("key", "%q: no matched listener has accept_proxy_from, so no connection has one", shaper.TLVName(limit.TLV))
+		t.errorf("key", "%q: no matched listener has accept_proxy_from, so no connection has this TLV", shaper.TLVName(limit.TLV))
 	}
 	if limit.RefuseWith == shaper.RefuseReject && !slices.ContainsFunc(met, func(a shaper.Address) bool { return a.Protocol == shaper.UDP }) {
-		t.errorf("refuse_with", "\"reject\" is for UDP, and no matched listener has a udp address; use \"reset\" or \"close\"")
+		t.errorf("refuse_with", "\"reject\" is for UDP, and no matched listener has a udp:// address; use \"reset\" or \"close\"")
 	}
 	if !slices.ContainsFunc(met, func(a shaper.Address) bool { return canMatch(a, m) }) {
 		l.add(match, "match: no listener has the protocol, the ports and the address family: nothing can match")

@@ -38,6 +38,9 @@ func TestLoad_Compiles(t *testing.T) {
 	check := func(t *rapid.T) {
 		var b strings.Builder
 		b.WriteString(listenDB + "[[listen]]\nname = \"sms\"\naddress = [\"udp://0.0.0.0:2775\"]\ndownstream = [\"sms.local\"]\n")
+		if rapid.IntRange(0, 9).Draw(t, "instances") == 9 {
+			b.WriteString("instances = 2\n")
+		}
 		b.WriteString("[[attach]]\nname = \"up\"\ninterface = \"eth0\"\n[[attach]]\nname = \"down\"\ninterface = \"eth0\"\ndirection = \"ingress\"\n")
 		attached, group := rapid.Bool().Draw(t, "attached"), rapid.Bool().Draw(t, "group")
 		if group {

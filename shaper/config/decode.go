@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -35,7 +34,8 @@ type loader struct {
 	reserved     []item[string]   // names of classes in limits
 	listens      []table          // tables of c.Listen
 	addresses    []locatedAddress
-	attaches     []table // tables of c.Attach
+	downstreams  [][]item[shaper.Downstream] // of c.Listen
+	attaches     []table                     // tables of c.Attach
 	interfaces   []locatedInterface
 	limits       []table                            // tables of c.Limits
 	references   []references                       // names in the matches of c.Limits
@@ -150,7 +150,7 @@ func notEmpty(s string) (string, error) {
 // parseName parses the name of a listener, an attachment or a limit.
 func parseName(s string, _ any) (any, error) {
 	if s == "none" {
-		return s, errors.New("\"none\" is reserved: logs and metrics have it where there is no limit")
+		return s, errors.New("\"none\" is reserved: logs and metrics use it where no limit applies")
 	}
 	return parseLabel(s, nil)
 }
@@ -189,29 +189,19 @@ func (l *loader) listen(t table) {
 	for _, a := range addresses {
 		l.addresses = append(l.addresses, locatedAddress{a.value, len(l.c.Listen), a.at})
 	}
-	for _, d := range located(listen.Downstream, elems["downstream"]) {
-		checkDownstream(t, addresses, d, listen.Transparent)
+	downstreams := located(listen.Downstream, elems["downstream"])
+	for _, d := range downstreams {
+		checkDownstreamPort(t, addresses, d)
 	}
+	l.downstreams = append(l.downstreams, downstreams)
 	t.checkNeeds(&listen)
 	l.c.Listen = append(l.c.Listen, listen)
 	l.listens = append(l.listens, t)
 }
 
-// checkDownstream reports a port that no address uses, and forwarding loops. A
-// transparent listener may have the address of its downstream, if that is another host.
-func checkDownstream(t table, addresses []item[shaper.Address], d item[shaper.Downstream], transparent bool) {
-	used := d.value.Port == 0 || len(addresses) == 0
-	ip, _ := netip.ParseAddr(d.value.Host)
-	for _, a := range addresses {
-		single := a.value.Single()
-		used = used || single
-		same := d.value.Port == 0 || !single || d.value.Port == a.value.Ports.First
-		here := ip == a.value.Addr && !transparent || a.value.Addr.IsUnspecified() && ip.IsLoopback() && ip.Is4() == a.value.Addr.Is4()
-		if same && here {
-			t.add(d.at, fmt.Sprintf("downstream: %q is this listener's own address %q", d.value, a.value))
-		}
-	}
-	if !used {
+// checkDownstreamPort reports a port that no address uses.
+func checkDownstreamPort(t table, addresses []item[shaper.Address], d item[shaper.Downstream]) {
+	if d.value.Port != 0 && len(addresses) > 0 && !slices.ContainsFunc(addresses, func(a item[shaper.Address]) bool { return a.value.Single() }) {
 		t.add(d.at, fmt.Sprintf("downstream: %q has a port, and a range of ports maps to the same ports: write %q",
 			d.value, shaper.Downstream{Host: d.value.Host}))
 	}

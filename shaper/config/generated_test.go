@@ -42,22 +42,27 @@ const referenceHead = `# Configuration reference
 
 <!-- Written by "go generate ./shaper/config" from the descriptions of the keys there. -->
 
-A configuration is a TOML file, and every ` + "`*.toml`" + ` in the directory ` + "`conf.d`" + ` next to it, in the order of
-their names. Their listeners, attachments, limits, overrides and ASN files add up. [shaperd.toml](../configs/shaperd.toml)
-has every key. ` + "`shaperd check`" + ` finds mistakes, and editors that know
-[its schema](../configs/shaperd.schema.json) find most of them while you type.
+This page lists every key of the configuration, with its type, default and effect.
+[shaperd.toml](../configs/shaperd.toml) is a commented configuration with all keys.
 
-| Unit | |
+The configuration is a TOML file, and every ` + "`*.toml`" + ` file in the directory ` + "`conf.d`" + ` next to it, read in the order of
+their names. The listeners, attachments, groups, classes, limits, penalties, overrides and ASN files of all files add
+up.
+
+` + "`shaperd check`" + ` reports all mistakes, with file, line and column. Editors that support JSON Schema report most of them
+while you type: the schema is [shaperd.schema.json](../configs/shaperd.schema.json).
+
+| Value | Format |
 |---|---|
-| rate | ` + "`\"10Mbit/s\"` is 10,000,000 bits, `\"5MB/s\"` 5,000,000 bytes and `\"5MiB/s\"` 5,242,880 bytes a second; from 1 byte/s to 1 Tbit/s" + ` |
-| count | ` + "`\"50/s\"`, `\"5/min\"`, `\"2/h\"`, and `\"2000pps\"` of packets: whole numbers to 1,000,000,000" + ` |
-| size | ` + "`\"64kB\"` is 64,000 bytes, `\"64KiB\"` 65,536" + ` |
-| time | ` + "`\"200ms\"`, `\"2s\"`, `\"1m30s\"`, `\"1h\"`" + ` |
+| rate | ` + "`\"10Mbit/s\"`" + ` is 10,000,000 bits, ` + "`\"5MB/s\"`" + ` 5,000,000 bytes and ` + "`\"5MiB/s\"`" + ` 5,242,880 bytes per second; from 1 byte/s to 1 Tbit/s |
+| count | ` + "`\"50/s\"`" + `, ` + "`\"5/min\"`" + `, ` + "`\"2/h\"`" + `, and ` + "`\"2000pps\"`" + ` for packets; integers up to 1,000,000,000 |
+| size | ` + "`\"64kB\"`" + ` is 64,000 bytes, ` + "`\"64KiB\"`" + ` is 65,536 bytes |
+| time | ` + "`\"200ms\"`" + `, ` + "`\"2s\"`" + `, ` + "`\"1m30s\"`" + `, ` + "`\"1h\"`" + ` |
 
-A space between the number and the unit is optional. A key that takes an array also takes a single element, without brackets.
-
-A number without a unit is refused, and so is ` + "`\"10mbps\"`" + `: some read it as bits, some as bytes. Zero is not
-"unlimited": remove the key to have no limit.
+- A number without a unit is an error. So is ` + "`\"10mbps\"`" + `, which some programs read as bits and some as bytes.
+- A space between the number and the unit is optional.
+- A key that takes an array also takes a single element without brackets.
+- Zero does not mean unlimited. To remove a limit, remove the key.
 `
 
 func writeReference() string {
@@ -70,8 +75,8 @@ func writeReference() string {
 		}
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", header, sentences(k))
 		if k.name == "override" {
-			writeKeys(&b, k.typ.keys[:1])
-			fmt.Fprintf(&b, "\nAnd any of `%s`, as in `[[limit]]`.\n", strings.Join(OverrideKeys(), "`, `"))
+			writeKeys(&b, k.typ.keys[:2])
+			fmt.Fprintf(&b, "\nAn override also takes any of these keys of `[[limit]]`: `%s`.\n", strings.Join(OverrideKeys(), "`, `"))
 			continue
 		}
 		writeKeys(&b, k.typ.keys)
@@ -90,7 +95,7 @@ func writeReference() string {
 }
 
 func writeKeys(b *strings.Builder, k keys) {
-	b.WriteString("| Key | Takes | Default | |\n|---|---|---|---|\n")
+	b.WriteString("| Key | Type | Default | Description |\n|---|---|---|---|\n")
 	for _, k := range k {
 		preset := k.defText
 		switch {
@@ -123,17 +128,28 @@ func describeType(v valueType) string {
 	return v.desc
 }
 
+// sentences returns the documentation of a key with its conditions: the keys and tables that it
+// requires, and the plane that it is for. A link to another page is the last sentence.
 func sentences(k key) string {
-	var needs []string
+	var requires []string
+	plane := ""
 	for _, n := range k.needs {
-		if n.doc != "" {
-			needs = append(needs, n.doc)
+		switch where, ok := strings.CutPrefix(n.doc, "at "); {
+		case ok:
+			plane = " " + strings.ToUpper(where[:1]) + where[1:] + " only."
+		case n.doc != "":
+			requires = append(requires, n.doc)
 		}
 	}
-	if len(needs) == 0 {
-		return k.doc
+	doc, link, linked := strings.Cut(k.doc, " See [")
+	if len(requires) > 0 {
+		doc += " Requires " + joinOr(requires, ", ", " and ") + "."
 	}
-	return k.doc + " It needs " + strings.Join(needs, ", ") + "."
+	doc += plane
+	if linked {
+		doc += " See [" + link
+	}
+	return doc
 }
 
 func schemaOfTable(k keys) map[string]any {

@@ -39,7 +39,7 @@ type key struct {
 
 // condition is something that a key needs to have an effect.
 type condition struct {
-	doc string // in the reference, in Markdown; "" if the key's documentation tells it
+	doc string // in the reference, in Markdown: a thing, or "at listeners"; "" if the key's documentation has it
 	msg string // the error if it is not met; "" is a message with doc
 
 	// met reports whether it is met by a table that became record, unless nil: then other

@@ -13,24 +13,25 @@ var classKeys = keys{
 		name: "name", typ: nameType, required: true,
 		field: fieldOf(func(c *shaper.TrafficClass) *string { return &c.Name }),
 		text:  noText,
-		doc:   "Unique; `default` is that of traffic which no class matches, with weight 1 and priority 0.",
+		doc:   "Unique among classes. `default` is reserved for traffic that no class matches; it has weight 1 and priority 0.",
 	},
 	{
 		name: "match", typ: tableType(classMatchKeys), defText: "all",
-		doc: "Traffic of the class. A key that is missing matches everything. Until the downstream of a UDP flow has answered, its source " +
-			"may be forged, and no class that matches by `source`, `asn` or `group` has it.",
+		doc: "Traffic of the class. A missing key matches everything. Until the downstream of a UDP flow has answered, the " +
+			"source of the flow may be forged, so no class that matches by `source`, `asn` or `group` applies to it.",
 	},
 	{
 		name: "weight", typ: integerType(1, shaper.MaxWeight), def: "1",
 		field: fieldOf(func(c *shaper.TrafficClass) *int { return &c.Weight }),
-		doc: "Weight of each source of the class where sources share the `rate` or the `packets` of a bucket: one of weight 5 gets five times " +
-			"as much as one of weight 1, while both have something to send. A source with connections of two classes is a source of each.",
+		doc: "Weight of each source of the class where sources share the `rate` or `packets` of a bucket. While both have " +
+			"something to send, a source of weight 5 gets five times as much as a source of weight 1. A source with " +
+			"connections of two classes counts as one source in each.",
 	},
 	{
 		name: "priority", typ: integerType(0, shaper.MaxPriority), def: "0",
 		field: fieldOf(func(c *shaper.TrafficClass) *int { return &c.Priority }),
-		doc: "Where connections wait for admission, those of the highest priority are admitted first, and are the last to be " +
-			"refused when `max_queue` is reached. A class that asks for all there is starves those below it.",
+		doc: "Priority of admission. Waiting connections of the highest priority are admitted first, and are refused last " +
+			"when `max_queue` is reached. A class that demands everything starves the classes of lower priority.",
 	},
 }
 
@@ -62,13 +63,13 @@ var classMatchKeys = keys{
 		name: "group", typ: groupsType, defText: "all",
 		field:   fieldOf(func(c *shaper.TrafficClass) *[]string { return &c.Match.Group }),
 		ifEmpty: ": remove the key to match all",
-		doc:     "Names of groups: sources in any of them.",
+		doc:     "Names of groups. A source matches if it is in any of them.",
 	},
 	{
 		name: "port", typ: arrayType(`port such as 5432, or range such as "8000-8010"`, stringType("port", "5432", `^[0-9]+(-[0-9]+)?$`).orInteger(1, 65535), parsePorts, showPorts), defText: "all",
 		field:   fieldOf(func(c *shaper.TrafficClass) *[]shaper.PortRange { return &c.Match.Port }),
 		ifEmpty: ": remove the key to match all",
-		doc:     "Destination ports and ranges that the source connects to; at most 1024.",
+		doc:     "Destination ports, or ranges of them, to which the source connects; at most 1024.",
 	},
 }
 

@@ -11,7 +11,7 @@ var groupKeys = keys{
 		name: "name", typ: nameType, required: true,
 		field: fieldOf(func(g *Group) *string { return &g.Name }),
 		text:  noText,
-		doc:   "Unique.",
+		doc:   "Unique among groups.",
 	},
 	{
 		name: "source", typ: prefixesType, defText: "none",
@@ -28,8 +28,9 @@ var groupKeys = keys{
 	{
 		name: "file", typ: dataFileType("gold.txt"), defText: "none",
 		field: fieldOf(func(g *Group) *string { return &g.File }),
-		doc: "File with more addresses and prefixes, one a line, and comments after `#`. A change of it takes effect within two seconds, " +
-			"without a reload; if a line is wrong, the list that was read before stays. Paths are relative to the configuration file.",
+		doc: "File with more addresses and prefixes, one per line; `#` begins a comment. A change to the file takes effect " +
+			"within two seconds, without a reload. If a line is invalid, the previous list stays effective. The path is " +
+			"relative to the configuration file.",
 	},
 }
 

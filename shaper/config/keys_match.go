@@ -15,15 +15,15 @@ var matchKeys = keys{
 		doc:     "Names of listeners.",
 	},
 	{
-		name: "attach", typ: arrayType(`name of an attachment, such as "uplink"`, stringType("name", "uplink", ""), identity, asIs), defText: "the limit is for listeners",
+		name: "attach", typ: arrayType(`name of an attachment, such as "uplink"`, stringType("name", "uplink", ""), identity, asIs), defText: "none: the limit applies to listeners",
 		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Match.Attach }),
 		ifEmpty: ": name attachments, or remove the key for listeners",
-		doc:     "Names of attachments; not together with `listen`.",
+		doc:     "Names of attachments. Cannot be combined with `listen`.",
 	},
 	{
 		name: "protocol", typ: protocolType, defText: "all",
 		field: fieldOf(func(l *shaper.Limit) *shaper.Protocol { return &l.Match.Protocol }),
-		doc:   "`\"icmp\"`, which includes that of IPv6, is for attachments.",
+		doc:   "Protocol. `\"icmp\"` includes ICMPv6, and is for attachments only.",
 	},
 	{
 		name: "source", typ: prefixesType, defText: "all",
@@ -35,7 +35,7 @@ var matchKeys = keys{
 		name: "destination", typ: arrayType(`prefix or address such as "10.0.0.5"`, stringType("prefix", "10.0.0.5", prefixPattern), parsePrefix, asText), defText: "all",
 		field:   fieldOf(func(l *shaper.Limit) *[]netip.Prefix { return &l.Match.Destination }),
 		ifEmpty: matchNone,
-		doc:     "Destination addresses or prefixes; at attachments.",
+		doc:     "Destination addresses or prefixes. Attachments only.",
 	},
 	{
 		name: "asn", typ: asnsType, defText: "all",
@@ -47,44 +47,47 @@ var matchKeys = keys{
 		name: "country", typ: arrayType(`country code such as "DE"`, stringType("code", "DE", `^([A-Za-z]{2}|unknown)$`), asn.ParseCountry, asText), defText: "all",
 		field:   fieldOf(func(l *shaper.Limit) *[]asn.Country { return &l.Match.Country }),
 		ifEmpty: matchNone,
-		doc:     "Countries of source addresses (ISO 3166-1), or `\"unknown\"`; needs a file of `[asn]` that has them.",
+		doc:     "Countries of source addresses (ISO 3166-1), or `\"unknown\"`. Needs an `[asn]` file with countries.",
 	},
 	{
 		name: "group", typ: groupsType, defText: "all",
 		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Match.Group }),
 		ifEmpty: matchNone,
-		doc:     "Names of groups: sources in any of them.",
+		doc:     "Names of groups. A source matches if it is in any of them.",
 	},
 	{
 		name: "port", typ: arrayType(`port such as 5432, or range such as "8000-8010"`, stringType("port", "5432", `^[0-9]+(-[0-9]+)?$`).orInteger(1, 65535), parsePorts, showPorts), defText: "all",
 		field:   fieldOf(func(l *shaper.Limit) *[]shaper.PortRange { return &l.Match.Port }),
 		ifEmpty: matchNone,
-		doc:     "Destination ports and ranges that the source connects to; at most 1024.",
+		doc:     "Destination ports, or ranges of them, to which the source connects; at most 1024.",
 	},
 	{
 		name: "dscp", typ: arrayType(`DSCP such as "ef" or 46`, stringType("DSCP", "ef", `^([a-z][a-z0-9-]*|[0-9]+)$`).orInteger(0, shaper.NumDSCP-1), shaper.ParseDSCP, asText), defText: "all",
 		field:   fieldOf(func(l *shaper.Limit) *[]shaper.DSCP { return &l.Match.DSCP }),
 		ifEmpty: matchNone,
-		doc: "Differentiated services codepoints of packets, by number or name: `\"ef\"`, `\"af11\"` to `\"af43\"`, `\"cs0\"` (the default) to " +
-			"`\"cs7\"`, `\"le\"`, `\"nqb\"`, `\"voice-admit\"`; at attachments, for limits that do not count connections.",
+		doc: "Differentiated services codepoints (DSCP) of packets, by number or name: `\"ef\"`, `\"af11\"` to `\"af43\"`, " +
+			"`\"cs0\"` (the default) to `\"cs7\"`, `\"le\"`, `\"nqb\"`, `\"voice-admit\"`. Attachments only, for limits " +
+			"that do not count connections.",
 	},
 	{
 		name: "mark", typ: arrayType(`mark such as "0x10", or with a mask such as "0x10/0xff"`, stringType("mark", "0x10/0xff", `^[0-9a-fA-Fx]+(/[0-9a-fA-Fx]+)?$`).orInteger(0, 1<<32-1), shaper.ParseMark, asText), defText: "all",
 		field:   fieldOf(func(l *shaper.Limit) *[]shaper.Mark { return &l.Match.Mark }),
 		ifEmpty: matchNone,
-		doc: "Marks of packets (`SO_MARK`, `meta mark` of nftables), whole or in the bits of a mask; up to 4 different masks in all. At " +
-			"attachments except with `hook = \"xdp\"`, for limits that do not count connections. At ingress packets have no mark of " +
-			"nftables yet.",
+		doc: "Marks of packets (`SO_MARK`, or `meta mark` of nftables), compared as a whole or under a mask. All limits " +
+			"together may use at most 4 different masks. Attachments only, with a hook other than `\"xdp\"`, for limits " +
+			"that do not count connections. At ingress, nftables has not set marks yet.",
 	},
 	{
 		name: "cgroup", typ: arrayType(`path such as "/system.slice/nginx.service"`, stringType("path", "/system.slice/nginx.service", "^/"), shaper.ParseCgroup, asIs), defText: "all",
 		field:   fieldOf(func(l *shaper.Limit) *[]string { return &l.Match.Cgroup }),
 		ifEmpty: matchNone,
-		doc: "Control groups (version 2) of local processes, as in `/proc/PID/cgroup`, with all below them; up to 16 different ones. At " +
-			"attachments at egress, for limits that do not count connections. One that does not exist, which `status` tells, matches " +
-			"nothing; it is looked for every two seconds. A packet is of the group that its socket was made in, and a connection that was accepted " +
-			"of that of the listening socket: with socket activation of systemd add `\"/system.slice/nginx.socket\"`. A process that moves takes no " +
-			"sockets along. Packets without a socket, such as those that are forwarded, do not match.",
+		doc: "Control groups (version 2) of local processes, as in `/proc/PID/cgroup`, including their descendants; at most " +
+			"16 different ones. Attachments at egress only, for limits that do not count connections. A control group that " +
+			"does not exist matches nothing; `status` shows it, and shaperd looks for it every two seconds. A packet " +
+			"belongs to the control group in which its socket was created; the socket of an accepted connection belongs to " +
+			"the group of the listening socket. With systemd socket activation, add `\"/system.slice/nginx.socket\"`. " +
+			"Sockets do not follow a process that moves to another group. Packets without a socket, such as forwarded " +
+			"packets, do not match.",
 	},
 }
 

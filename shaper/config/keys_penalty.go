@@ -18,40 +18,42 @@ var penaltyKeys = keys{
 		name: "limit", typ: stringType("name of a limit", "per-source", ""), required: true,
 		field: fieldOf(func(y *Penalty) *string { return &y.Limit }),
 		text:  noText,
-		doc: "Name of the limit whose refusals count: one of listeners, for TCP, with `max_connections` or `new_connections`, and " +
-			"`\"source\"` in `key`, so that nobody else can have a source refused. Its `ipv4_prefix` and `ipv6_prefix` say what is one source.",
+		doc: "Name of the limit whose refusals count. It must apply to TCP connections at listeners and to nothing else, set " +
+			"`max_connections` or `new_connections`, and have `\"source\"` in `key`, so that no other source can cause the " +
+			"refusals. It cannot be `shared`, or count turns (`slot_for`). Its `ipv4_prefix` and `ipv6_prefix` define a source.",
 	},
 	{
-		name: "after", typ: quantityType("count a second, minute, hour, or several of these", "100/min", `^[0-9]+ ?/[0-9]*(s|min|h)$`, parseRefusals, showFrequency), required: true,
+		name: "after", typ: quantityType("count per second, minute or hour, or per several of them", "100/min", `^[0-9]+ ?/[0-9]*(s|min|h)$`, parseRefusals, showFrequency), required: true,
 		field: fieldOf(func(y *Penalty) *shaper.Frequency { return &y.After }),
-		doc: "Refused TCP connections of a source, in a period that begins with the first of them, after which it is blocked. The " +
-			"period is an hour at most.",
+		doc: "Number of refused TCP connections of a source after which it is blocked, and the period in which they count. " +
+			"The period begins with the first refusal, and is at most an hour.",
 	},
 	{
 		name: "block", typ: durationType(shaper.MinPenaltyBlock, shaper.MaxPenaltyBlock), def: `"10m"`,
 		field: fieldOf(func(y *Penalty) *time.Duration { return &y.Block }),
-		doc:   "For how long a source is blocked, at all listeners. Its open connections go on.",
+		doc:   "Duration of the first block, at all listeners. Open connections of the source continue.",
 	},
 	{
 		name: "factor", typ: integerType(1, shaper.MaxPenaltyFactor), def: "2",
 		field: fieldOf(func(y *Penalty) *int { return &y.Factor }),
-		doc:   "How many times longer than the one before each further block of a source is.",
+		doc:   "Factor by which each further block of a source is longer than the previous one.",
 	},
 	{
 		name: "most", typ: durationType(shaper.MinPenaltyBlock, shaper.MaxPenaltyBlock), def: `"24h"`,
 		field: fieldOf(func(y *Penalty) *time.Duration { return &y.Most }),
-		doc:   "Longest block. After that long without a further one, a source begins at `block` again.",
+		doc: "Maximum duration of a block. If a source is not blocked again for this long, its next block lasts `block` " +
+			"again.",
 	},
 	{
 		name: "except", typ: tableType(sourcesKeys(func(y *Penalty) *shaper.Sources { return &y.Except })), defText: "none",
 		shown: when(func(y *Penalty) bool { return y.Except.Any() }),
-		doc:   "Sources that are neither counted nor blocked: those of any of these.",
+		doc:   "Exempt sources, which are neither counted nor blocked. A source is exempt if any of these keys matches it.",
 	},
 	{
 		name: "observe", typ: booleanType, def: "false",
 		field: fieldOf(func(y *Penalty) *bool { return &y.Observe }),
-		doc: "A dry run: count, and say whom the penalty would block. While the limit itself only observes, it refuses nothing, " +
-			"and its penalty blocks nobody.",
+		doc: "A dry run: count, and report the sources that the penalty would block. If the limit itself observes, it " +
+			"refuses nothing, and its penalty blocks nothing.",
 	},
 }
 
@@ -73,11 +75,11 @@ func (l *loader) penalty(t table) {
 	y := l.newPenalty
 	elems := t.decode(&y)
 	if y.Block > y.Most && (t.has("block") || t.has("most")) {
-		key := "most"
+		key, must := "most", "must not be shorter than block"
 		if !t.has(key) {
-			key = "block"
+			key, must = "block", "must not be longer than most"
 		}
-		t.errorf(key, "block is %s, and most, the longest, %s", FormatDuration(y.Block), FormatDuration(y.Most))
+		t.errorf(key, "%s: block is %s, most is %s", must, FormatDuration(y.Block), FormatDuration(y.Most))
 	}
 	for _, name := range located(y.Except.Group, elems["except.group"]) {
 		l.named = append(l.named, place{-1, "group", name})

@@ -10,8 +10,8 @@ var sharedKeys = keys{
 	{
 		name: "hosts", typ: integerType(1, 1000), defText: "required",
 		field: fieldOf(func(c *Config) *int { return &c.Shared.Hosts }),
-		doc: "Number of hosts that may exist. 1/`hosts` of each limit is kept for each of them; the others use more " +
-			"only of what is not in use.",
+		doc: "Maximum number of hosts in the group. 1/`hosts` of each limit is reserved for each host. A host gets more only " +
+			"from the unused parts of the other hosts.",
 	},
 	{
 		name: "name", typ: labelType("gw1"), defText: "the host name", needs: []condition{withLedger}, perHost: true,
@@ -21,31 +21,32 @@ var sharedKeys = keys{
 	{
 		name: "group", typ: labelType("default"), def: `"default"`, needs: []condition{withLedger},
 		field: fieldOf(func(c *Config) *string { return &c.Shared.Group }),
-		doc:   "Name of the group, one of several at the same ledger.",
+		doc:   "Name of the group. Several groups can use the same ledger.",
 	},
 	{
 		name: "store", typ: arrayType(`URL such as "rediss://10.0.0.9:6379"`, stringType("URL", "rediss://10.0.0.9:6379", storePattern), parseStore, asIs), def: "[]", perHost: true,
 		field:    fieldOf(func(c *Config) *[]string { return &c.Shared.Store }),
 		omitZero: true,
-		doc: "The ledger, from which hosts get their parts of the limits: one Redis or Valkey, or the hosts that " +
-			"serve one, each as `\"shaperd://host:port\"`. A Redis is `\"redis://host:port\"`, `\"unix:///path\"`, " +
+		doc: "The ledger, which gives the hosts their parts of the limits: one Redis or Valkey, or the hosts that serve a " +
+			"ledger, each as `\"shaperd://host:port\"`. The URL of a Redis is `\"redis://host:port\"`, `\"unix:///path\"`, " +
 			"`\"redis+sentinel://host:port,host:port/master\"` or `\"redis+cluster://host:port,host:port\"`; `rediss` " +
-			"in place of `redis` is over TLS. Without a ledger each host has 1/`hosts`.",
+			"instead of `redis` uses TLS. Without a ledger each host has 1/`hosts`.",
 	},
 	{
 		name: "username", typ: textType("name", "shaperd", `^[^ ]+$`, parseUsername), defText: "the default user", needs: []condition{atRedis}, perHost: true,
 		field: fieldOf(func(c *Config) *string { return &c.Shared.Username }),
-		doc:   "User at Redis.",
+		doc:   "User name for Redis.",
 	},
 	{
 		name: "password_file", typ: fileType("/etc/shaperd/redis.pass"), defText: "none", needs: []condition{atRedis}, perHost: true,
 		field: fieldOf(func(c *Config) *string { return &c.Shared.PasswordFile }),
-		doc:   "File with the password at Redis.",
+		doc:   "File with the password for Redis.",
 	},
 	{
-		name: "ca_file", typ: fileType("/etc/shaperd/ca.pem"), defText: "those of the system", needs: []condition{overTLS}, perHost: true,
+		name: "ca_file", typ: fileType("/etc/shaperd/ca.pem"), defText: "the CA certificates of the system", needs: []condition{overTLS}, perHost: true,
 		field: fieldOf(func(c *Config) *string { return &c.Shared.CAFile }),
-		doc:   "Certificates (PEM) that sign that of the ledger, and with `serve` those of the other hosts.",
+		doc: "CA certificates (PEM) that verify the certificate of the ledger and, with `serve`, the certificates of the " +
+			"other hosts.",
 	},
 	{
 		name: "cert_file", typ: fileType("/etc/shaperd/cert.pem"), defText: "none", needs: []condition{with("key_file", func(s *Shared) string { return s.KeyFile }), overTLS}, perHost: true,
@@ -60,37 +61,38 @@ var sharedKeys = keys{
 	{
 		name: "prefix", typ: labelType("shaperd"), def: `"shaperd"`, needs: []condition{atRedis},
 		field: fieldOf(func(c *Config) *string { return &c.Shared.Prefix }),
-		doc:   "Prefix of the keys in Redis: those of group `default` are `{shaperd:default}` and a suffix, all in one slot.",
+		doc: "Prefix of the keys in Redis. The keys of group `default` are `{shaperd:default}` and a suffix, and all are in " +
+			"one hash slot.",
 	},
 	{
 		name: "lease", typ: durationType(300*time.Millisecond, 30*time.Second), def: `"1s"`, needs: []condition{withLedger},
 		field: fieldOf(func(c *Config) *time.Duration { return &c.Shared.Lease }),
-		doc:   "How long a host may use its parts without an answer of the ledger.",
+		doc:   "Time for which a host may use its parts without an answer of the ledger.",
 	},
 	{
 		name: "interval", typ: durationType(20*time.Millisecond, 10*time.Second), def: `"100ms"`, needs: []condition{withLedger}, perHost: true,
 		field: fieldOf(func(c *Config) *time.Duration { return &c.Shared.Interval }),
-		doc:   "Interval between calls to the ledger, at most a third of `lease`.",
+		doc:   "Interval between calls to the ledger; at most a third of `lease`.",
 	},
 	{
 		name: "alone", typ: enumType(AloneShare, AloneClosed, AloneOpen), def: `"share"`, needs: []condition{withLedger}, perHost: true,
 		field: fieldOf(func(c *Config) *Alone { return &c.Shared.Alone }),
-		doc: "What a host uses of each limit while no ledger answers: 1/`hosts` (`\"share\"`), nothing " +
-			"(`\"closed\"`), or the whole (`\"open\"`): all hosts together may then exceed it.",
+		doc: "Part of each limit that a host uses while no ledger answers: 1/`hosts` (`\"share\"`), nothing (`\"closed\"`), " +
+			"or the whole limit (`\"open\"`). With `\"open\"`, all hosts together may exceed the limit.",
 	},
 	{
 		name: "failover", typ: enumType(FailoverFast, FailoverStrict), def: `"fast"`, needs: []condition{withLedger},
 		field: fieldOf(func(c *Config) *Failover { return &c.Shared.Failover }),
-		doc: "What hosts do when another ledger answers: go on with their parts (`\"fast\"`), with which all together " +
-			"may exceed a limit for a moment if the one before still answers others; or wait until its leases have " +
-			"ended (`\"strict\"`).",
+		doc: "Behavior of the hosts when another ledger answers. With `\"fast\"` they continue with their parts; if the " +
+			"previous ledger still answers other hosts, all hosts together may exceed a limit for a moment. With " +
+			"`\"strict\"` they wait until the leases of the previous ledger have ended.",
 	},
 	{
 		name: "serve", typ: endpointType("10.0.0.1:9466"), def: `""`, needs: []condition{servingLedger}, perHost: true,
 		field:    fieldOf(func(c *Config) *string { return &c.Shared.Serve }),
 		omitZero: true,
-		doc: "Address at which this host serves the ledger to others, over TLS: to hosts with a certificate that is " +
-			"signed by `ca_file`. A host that serves has its own address in `store`, too.",
+		doc: "Address at which this host serves the ledger over TLS, to hosts whose certificate is signed by `ca_file`. A " +
+			"host that serves a ledger lists its own address in `store` as well.",
 	},
 }
 

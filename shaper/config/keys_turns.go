@@ -17,10 +17,13 @@ var reserveKey = key{
 	field: field{get: func(record any) any { return record.(*shaper.Limit).Reserve }},
 	shown: when(func(l *shaper.Limit) bool { return len(l.Reserve) > 0 }),
 	text:  on(reserveText),
-	doc: "Parts of `max_connections`, `rate` and `packets` that are reserved for classes, as in `reserve = { critical = \"20%\" }`: at most 100% in all. " +
-		"Others borrow them while nothing of the class waits. Of the rates a class that has something to send gets its part at least, from the next unit on. " +
-		"Slots are rounded down; when a connection of the class waits, the next slots that are freed are for the class until it has its part, before " +
-		"classes of a higher priority. It has the same part of `max_queue`, and of the datagrams that may wait. `default` is traffic of no class. Without `shared`, `adapt`, and rates with `scheduling = \"fifo\"`.",
+	doc: "Parts of `max_connections`, `rate` and `packets` that are reserved for classes, as in `reserve = { critical = " +
+		"\"20%\" }`; at most 100% in total. Other classes borrow a part while nothing of its class waits. A class that " +
+		"has something to send gets at least its part of the rates, from the next unit on. Its part of the slots is " +
+		"rounded down. When a connection of the class waits, the class gets the next slots that are freed until it has " +
+		"its part, before classes of a higher priority. The class also has this part of `max_queue`, and of the " +
+		"datagrams that may wait. `default` is the class of traffic that no class matches. Cannot be combined with " +
+		"`shared`, `adapt`, or a rate with `scheduling = \"fifo\"`.",
 }
 
 var turnsKey = key{
@@ -36,10 +39,11 @@ var turnsKey = key{
 	field:    fieldOf(func(l *shaper.Limit) *[]shaper.TurnBy { return &l.Turns }),
 	ifEmpty:  ": remove the key for turns by source",
 	omitZero: true,
-	doc: "What takes turns where several wait for one bucket: with `[\"asn\", \"prefix24\", \"source\"]` first the AS, then the /24 of IPv4 " +
-		"or /48 of IPv6 of an AS, then the sources of one of these, so that all addresses of a prefix together get what one address elsewhere gets. " +
-		"From the widest to the narrowest, and the last one is `\"source\"`. `\"asn\"` needs `[asn]` files; addresses that are not in them " +
-		"are one AS. The weight of a class is that of the first in the list.",
+	doc: "Levels at which members take turns for one bucket, from the widest to the narrowest. The last level is " +
+		"`\"source\"`. With `[\"asn\", \"prefix24\", \"source\"]`, ASes take turns; within an AS, its prefixes (/24 of " +
+		"IPv4, /48 of IPv6); within a prefix, its sources. So all addresses of a prefix together get as much as a " +
+		"single address elsewhere. `\"asn\"` needs `[asn]` files; addresses that are in none of them count as one AS. " +
+		"The weight of a class applies at the first level.",
 }
 
 func turnNames() (names []string) {
@@ -102,13 +106,13 @@ func (l *loader) reserve(t table, limit *shaper.Limit) {
 	case sum > 100:
 		t.errorf("reserve", "%d%% in all: must be at most 100%%", sum)
 	case limit.Shared:
-		t.errorf("reserve", "unsupported with shared = true: hosts lend each other parts for any class")
+		t.errorf("reserve", "unsupported with shared = true: hosts lend each other parts regardless of classes")
 	case limit.Adapt != shaper.AdaptOff:
-		t.errorf("reserve", "unsupported with adapt: it is not known of how many slots it is a part")
+		t.errorf("reserve", "unsupported with adapt, whose maximum varies")
 	case limit.HasRate() && limit.Scheduling == shaper.ScheduleFIFO:
 		t.errorf("reserve", "unsupported with scheduling = \"fifo\", where all leave in order of arrival")
 	case limit.MaxConnections > 0 && (limit.QueueTimeout == 0 || limit.MaxQueue == 0) && !limit.InPacketPlane():
-		t.errorf("reserve", "has no effect without max_queue and queue_timeout: a slot that is lent is given back to one that waits")
+		t.errorf("reserve", "has no effect without max_queue and queue_timeout: only a waiting connection reclaims a lent slot")
 	}
 	checkReserved(t, limit)
 }
@@ -116,6 +120,6 @@ func (l *loader) reserve(t table, limit *shaper.Limit) {
 // checkReserved reports a part of max_connections, which t may set, that is no slot.
 func checkReserved(t table, limit *shaper.Limit) {
 	if class, percent := limit.Unreserved(); class != "" {
-		t.errorf("max_connections", "%d: the %d%% that are reserved for class %s are no slot", limit.MaxConnections, percent, quote(class))
+		t.errorf("max_connections", "%d: the %d%% reserved for class %s is less than one slot", limit.MaxConnections, percent, quote(class))
 	}
 }

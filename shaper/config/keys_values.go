@@ -14,19 +14,19 @@ var valueKeys = keys{
 	{
 		name: "rate", typ: rateType("10Mbit/s"), defText: "none", overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *uint64 { return &l.Rate }),
-		doc:   "Rate of data, without packet headers.",
+		doc:   "Rate of payload, without packet headers.",
 	},
 	{
-		name: "packets", typ: quantityType("count a second, minute or hour", "5000pps", frequencyPattern, ParseFrequency, showPackets), defText: "none", overridable: true,
+		name: "packets", typ: quantityType("count per second, minute or hour", "5000pps", frequencyPattern, ParseFrequency, showPackets), defText: "none", overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *shaper.Frequency { return &l.Packets }),
-		doc:   "Rate of packets; at listeners datagrams, if UDP alone matches.",
+		doc:   "Rate of packets. At listeners, the rate of datagrams; the limit must match UDP only.",
 	},
 	{
 		name: "burst", typ: sizeType("64KiB"), def: `"0B"`, needs: []condition{rateFor(func(l *shaper.Limit) bool { return l.Burst == 0 })}, overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *uint64 { return &l.Burst }),
 		shown: when(func(l *shaper.Limit) bool { return l.Rate > 0 }), after: "rate",
-		doc: "Bytes that may leave at once after a pause: at most what passes in 30 days. `\"0B\"` is strict " +
-			"smoothing.",
+		doc: "Bytes that may leave at once after a pause; at most the amount that the rate passes in 30 days. `\"0B\"` is " +
+			"strict smoothing.",
 	},
 	{
 		name: "burst_packets", typ: integerType[uint64](0, 1e12), def: "0", needs: []condition{anyOf("packets")}, overridable: true,
@@ -34,24 +34,26 @@ var valueKeys = keys{
 		doc:   "Packets that may leave at once after a pause. 0 is strict smoothing.",
 	},
 	{
-		name: "max_connections", typ: integerType(1, 1<<20), defText: "no bound", overridable: true,
+		name: "max_connections", typ: integerType(1, 1<<20), defText: "no maximum", overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *int { return &l.MaxConnections }),
-		doc: "Maximum number of connections in flight, for each key. A UDP flow counts until its " +
-			"`udp_idle_timeout`, or until it is evicted while idle; a new flow waits as a connection does, and " +
-			"unverified sources take turns as one source. At attachments only TCP connections count, and at most " +
-			"4 limits with this key may match one attachment.",
+		doc: "Maximum number of connections in flight, for each key value. A UDP flow counts until its `udp_idle_timeout`, " +
+			"or until it is evicted while idle. A new flow waits for a slot like a connection; all unverified sources take " +
+			"turns as one source. At attachments only TCP connections count, and at most 4 limits with this key may match " +
+			"one attachment.",
 	},
 	{
-		name: "new_connections", typ: quantityType("count a second, minute, hour, or several of these", "50/s", `^[0-9]+ ?/[0-9]*(s|min|h)$`, parseConnectionFrequency, showFrequency), defText: "no bound", overridable: true,
+		name: "new_connections", typ: quantityType("count per second, minute or hour, or per several of them", "50/s", `^[0-9]+ ?/[0-9]*(s|min|h)$`, parseConnectionFrequency, showFrequency), defText: "no maximum", overridable: true,
 		field: fieldOf(func(l *shaper.Limit) *shaper.Frequency { return &l.NewConnections }),
-		doc:   "Rate of new connections, for each key. They are spaced: with `\"10/15min\"`, one each 90 s, unless there is a burst.",
+		doc: "Rate of new connections, for each key value. Without a burst, connections are spaced: with `\"10/15min\"`, one " +
+			"every 90 s.",
 	},
 	{
 		name: "burst_connections", typ: integerType[uint64](0, 1e6), def: "0", needs: []condition{anyOf("new_connections")}, overridable: true,
 		field:    fieldOf(func(l *shaper.Limit) *uint64 { return &l.BurstConnections }),
 		omitZero: true,
-		doc: "New connections that may come at once after a pause, as from a token bucket of that size. 0 and 1 space all. In any " +
-			"time t come at most this many and t times `new_connections`. Not `shared`.",
+		doc: "New connections that may come at once after a pause, as from a token bucket of this size. With 0 or 1 all " +
+			"connections are spaced. In any interval t, at most `burst_connections` + t × `new_connections` come. Cannot be " +
+			"combined with `shared = true`.",
 	},
 }
 
@@ -154,7 +156,7 @@ func (l *loader) checkTiers(t table, limit *shaper.Limit) {
 		case limit.Shared:
 			t.errorf(key, "unsupported with shared = true: hosts share the same values")
 		case limit.Adapt != shaper.AdaptOff:
-			t.errorf(key, "unsupported with adapt: what a downstream bears is one number")
+			t.errorf(key, "unsupported with adapt: a downstream has one capacity")
 		case limit.Key&shaper.KeyConnection != 0:
 			t.errorf(key, "unsupported with \"connection\" in key: a source has one value")
 		}

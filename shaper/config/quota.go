@@ -14,18 +14,21 @@ var quotaKeys = keys{
 		name: "quota", typ: quantityType("amount for a period", "100GB/month", `^[0-9.]+ ?[A-Za-z]+ ?/ ?(day|week|month|[0-9]+(min|h|d))( .+)?$`, ParseQuota, showQuota), defText: "none", needs: []condition{atListeners("unsupported at attachments, whose programs write no file"), notPerConnection}, overridable: true,
 		field:    fieldOf(func(l *shaper.Limit) *quota.Quota { return &l.Quota }),
 		omitZero: true,
-		doc: "What may pass in a `day`, `week` or `month` of the calendar, or in any `24h`, for each key: bytes of payload, `packets` (datagrams, " +
-			"if UDP alone matches) or `connections`, as in `\"5000connections/day\"`. A time zone may follow, as in `\"100GB/month Europe/Berlin\"`; " +
-			"it is that of the host without. What was used survives restarts and crashes, in a file next to that of `--state`, which it needs. " +
-			"A crash costs up to 1/256 of it, or a unit. The first 50,000 keys of a limit are counted apart, later ones together. Not `shared`. " +
-			"See [Quotas](operation.md#quotas).",
+		doc: "Amount that may pass in a calendar `day`, `week` or `month`, or in any `24h`, for each key value: bytes of " +
+			"payload, `packets` (datagrams, if the limit matches UDP only), or `connections`, as in " +
+			"`\"5000connections/day\"`. A time zone may follow, as in `\"100GB/month Europe/Berlin\"`; the default is the " +
+			"time zone of the host. The used amount survives restarts and crashes in a file next to the file of `--state`, " +
+			"which is required. A crash costs up to 1/256 of the quota, or one unit. The first 50,000 key values of a limit " +
+			"are counted separately, later ones together. Cannot be combined with `shared = true`. See " +
+			"[quotas](sources.md#quotas).",
 	},
 	{
 		name: "quota_over", typ: quantityType("`refuse`, or `slow:` and a rate", "slow:1Mbit/s", `^(refuse|slow:.+)$`, parseQuotaOver, showQuotaOver), def: `"refuse"`, needs: []condition{anyOf("quota")}, overridable: true,
 		field:    fieldOf(func(l *shaper.Limit) *uint64 { return &l.QuotaSlow }),
 		omitZero: true,
-		doc: "What happens when `quota` is used up: with `\"refuse\"` new connections are refused, datagrams are dropped, and a connection " +
-			"that goes on sending ends; with `\"slow:1Mbit/s\"` everything goes on at that rate. Until the period is over.",
+		doc: "Behavior when `quota` is used up, until the period ends. With `\"refuse\"`, new connections are refused, " +
+			"datagrams are dropped, and a connection that continues to send is closed. With `\"slow:1Mbit/s\"`, everything " +
+			"continues at that rate.",
 	},
 }
 
@@ -121,7 +124,7 @@ func checkQuota(t table, limit *shaper.Limit) {
 	at := t.overriddenKey("quota")
 	switch {
 	case limit.Shared:
-		t.errorf(t.overriddenKey("quota", "shared"), "unsupported with shared = true: each host has a file of its own")
+		t.errorf(t.overriddenKey("quota", "shared"), "unsupported with shared = true: each host has its own file")
 	case limit.HasConnectionQuota() && limit.SlotFor.InTurns():
 		t.errorf(at, "connections: unsupported with slot_for = %q", limit.SlotFor)
 	case limit.HasConnectionQuota() && limit.QueueTimeout == 0:

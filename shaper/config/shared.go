@@ -116,7 +116,7 @@ func (l *loader) checkShared() {
 	s := &l.c.Shared
 	if s.Hosts == 0 {
 		if len(l.shareds) > 0 {
-			l.add(l.shareds[0].at, "[shared] has no hosts: set the number of hosts that may exist, such as hosts = 4")
+			l.add(l.shareds[0].at, "[shared] has no hosts: set the maximum number of hosts, such as hosts = 4")
 			return
 		}
 		for _, i := range limits {
@@ -128,10 +128,10 @@ func (l *loader) checkShared() {
 	for _, i := range limits {
 		switch l.c.Limits[i].Adapt {
 		case shaper.AdaptObserve:
-			l.limits[i].errorf("adapt", "\"observe\" is unsupported for a limit that hosts share: let a limit of each host observe beside it")
+			l.limits[i].errorf("adapt", "\"observe\" is unsupported with shared = true: add a limit with adapt = \"observe\" that is not shared")
 		case shaper.AdaptOn:
 			if joint++; len(s.Store) == 0 {
-				l.limits[i].errorf("adapt", "needs a store in [shared], where hosts tell each other what they have measured")
+				l.limits[i].errorf("adapt", "needs a store in [shared], through which hosts exchange their measurements")
 			} else if joint > maxJoint {
 				l.limits[i].errorf("adapt", "hosts share more than %d adaptive limits", maxJoint)
 			}
@@ -141,10 +141,10 @@ func (l *loader) checkShared() {
 			where = "without a store"
 		}
 		if (l.c.Limits[i].InPacketPlane() || len(s.Store) == 0) && most > 0 && most < s.Hosts {
-			l.limits[i].errorf("max_connections", "must be at least %d, the hosts that share it, not %d: %s each has an equal part", s.Hosts, most, where)
+			l.limits[i].errorf("max_connections", "must be at least hosts = %d, not %d: %s each host has an equal part", s.Hosts, most, where)
 		}
 		if c := &l.c.Limits[i]; len(s.Store) > 0 && c.MaxQueue == 0 && c.NeedsTickets(s.Hosts, s.Lease) {
-			l.limits[i].errorf("max_queue", "must be at least 1: hosts take turns at so few new_connections, and one must wait until it is the turn of its host. To refuse at once, set queue_timeout = \"0s\"")
+			l.limits[i].errorf("max_queue", "must be at least 1: at this rate hosts take turns, and a connection waits for the turn of its host; to refuse at once, set queue_timeout = \"0s\"")
 		}
 	}
 	bad := func(key, format string, args ...any) {

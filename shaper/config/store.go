@@ -23,7 +23,7 @@ func parseStore(url string) (string, error) {
 	case rest == "":
 		return "", errors.New(`must be a URL such as "rediss://10.0.0.9:6379"`)
 	case strings.ContainsAny(url, "?#") || strings.Contains(url, "@") && protocol != "unix":
-		return "", errors.New("must have no user, password or parameters in it, as it is shown and logged: set username and password_file")
+		return "", errors.New("must not contain a user, password or parameters, because it is shown and logged: set username and password_file")
 	case !slices.Contains(storeProtocols, protocol):
 		return "", errors.New("protocol of a ledger " + unknownValue(protocol, storeProtocols, nil))
 	case protocol == "unix":
@@ -38,7 +38,7 @@ func parseStore(url string) (string, error) {
 	case sentinel && !isName(master):
 		return "", fmt.Errorf(`must end with the name of the master: "%s://10.0.0.8:26379,10.0.0.9:26379/mymaster"`, protocol)
 	case !sentinel && hasPath:
-		return "", errors.New("must end with the port: no database but 0 is used")
+		return "", errors.New("must end with the port: only database 0 is used")
 	}
 	nodes := strings.Split(list, ",")
 	if len(nodes) > 1 && !strings.Contains(protocol, "+") {
@@ -47,7 +47,7 @@ func parseStore(url string) (string, error) {
 	for i, node := range nodes {
 		d, err := parseDownstream(node)
 		if err != nil || d.Port == 0 {
-			return "", fmt.Errorf(`must have a host and a port, such as "10.0.0.9:6379": host %d has not`, i+1)
+			return "", fmt.Errorf(`must have a host and a port, such as "10.0.0.9:6379": host %d lacks one`, i+1)
 		}
 		nodes[i] = d.String()
 	}

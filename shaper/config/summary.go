@@ -79,7 +79,7 @@ func (c *Config) Summary(l *shaper.Limit) string {
 		parts = append(parts, "other values for "+strings.Join(names, ", "))
 	}
 	if len(l.BySource) > 0 {
-		parts = append(parts, fmt.Sprintf("values of their own for %d prefixes", len(l.BySource)))
+		parts = append(parts, fmt.Sprintf("other values for %d prefixes", len(l.BySource)))
 	}
 	if len(l.Turns) > 0 {
 		parts = append(parts, "turns by "+turnsKey.textOf(l))

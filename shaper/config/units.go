@@ -229,7 +229,7 @@ func ParseFrequency(s string) (shaper.Frequency, error) {
 	if times != "" {
 		n, err := strconv.ParseUint(times, 10, 32)
 		if err != nil || n == 0 || time.Duration(n) > shaper.MaxPer/per {
-			return shaper.Frequency{}, fmt.Errorf("%s: the period must be from 1s to %v", quote(s), shaper.MaxPer)
+			return shaper.Frequency{}, fmt.Errorf("%s: the period must be from 1s to %s", quote(s), FormatDuration(shaper.MaxPer))
 		}
 		per *= time.Duration(n)
 	}
