@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -75,7 +74,7 @@ func TestClient_SlowServer(t *testing.T) {
 	r := newRelay(t, server.address)
 	client, host := newClient(t, a.host("gw2"), r.address), newHost("gw2", short)
 	testutil.WaitFor(t, "a call is answered", func() bool { _, err := call(client, host); return err == nil })
-	r.set(func() { r.delay = time.Second })
+	r.set(func() { r.delay = 2 * time.Second })
 	for range 8 {
 		start := time.Now()
 		_, err := call(client, host)
@@ -112,9 +111,7 @@ func TestClient_HalfOpen(t *testing.T) {
 			t.Errorf("%v; want a deadline", err)
 		}
 	}
-	if _, err := call(client, host); err == nil || !strings.Contains(err.Error(), "connect") {
-		t.Errorf("%v; want an error that says that there is no connection", err)
-	}
+	mustFail(t, client, host, "connect") // which says that there is no connection
 	r.set(func() { r.stall = false })
 	testutil.WaitFor(t, "a call is answered", func() bool { _, err := call(client, host); return err == nil })
 }
@@ -138,12 +135,7 @@ func TestClient_ConnectionBreaks(t *testing.T) {
 func TestClient_ServerIsKilled(t *testing.T) {
 	a := newAuthority(t)
 	a.host("gw1")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	l.Close()
+	address := freeAddress(t)
 	server := exec.Command(os.Args[0])
 	server.Env = append(os.Environ(), serverProcess+"="+filepath.Dir(a.CAFile)+" "+address)
 	if err := server.Start(); err != nil {
@@ -170,7 +162,7 @@ func TestClient_ServerIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It fails when the connection ends, not when time is over.
-	if err := <-result; err == nil || errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 4*time.Second {
+	if err := <-result; err == nil || errors.Is(err, context.DeadlineExceeded) || time.Since(start) > patience/2 {
 		t.Errorf("after %v: %v", time.Since(start), err)
 	}
 }
@@ -198,7 +190,7 @@ func TestClient_GoesOnAndReturns(t *testing.T) {
 	first, second := startServer(t, files, defaultBounds, ""), startServer(t, a.host("gw3"), defaultBounds, "")
 	client := newClient(t, a.host("gw2"), first.address, second.address)
 	client.choice.minimum, client.choice.leases = 0, 4
-	p := cluster.Params{Hosts: 4, Lease: 300 * cluster.Millisecond, Step: cluster.Second, Strict: true}
+	p := cluster.Params{Hosts: 4, Lease: cluster.Second, Step: cluster.Second, Strict: true}
 	host := newHost("gw2", p)
 	hasCalled := func(s *testServer) func() bool {
 		return func() bool {
@@ -210,10 +202,10 @@ func TestClient_GoesOnAndReturns(t *testing.T) {
 	testutil.WaitFor(t, "the first server is called", hasCalled(first))
 	first.Close()
 	testutil.WaitFor(t, "the second server is called", hasCalled(second))
-	first = startServer(t, files, defaultBounds, first.address)
 	start := time.Now()
+	first = startServer(t, files, defaultBounds, first.address)
 	testutil.WaitFor(t, "the first server is called again", hasCalled(first))
-	if took := time.Since(start); took < 1200*time.Millisecond {
+	if took := time.Since(start); took < 4*time.Second {
 		t.Errorf("the client returned after %v; want four leases", took)
 	}
 }

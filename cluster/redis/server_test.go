@@ -140,8 +140,8 @@ func within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// soon is as long as a call may take here: four times as long as it may by default, for busy machines.
-const soon = time.Second
+// soon is as long as a call may take here: far longer than by default, for busy machines that stall.
+const soon = 2 * time.Second
 
 // openStore returns a store with some options, in a group of the test's own.
 func openStore(t testing.TB, o Options) *Store {
