@@ -75,7 +75,9 @@ func TestConformance_NoFalseViolations(t *testing.T) {
 					k.monitors[i] = kernelMonitorPair{}
 				}
 				stop := k.hammer(t, datagram(1), datagram(2))
-				time.Sleep(500 * time.Millisecond)
+				for range 5 { // a stall takes the time of one of them only
+					time.Sleep(100 * time.Millisecond)
+				}
 				stop()
 				for i := range limits {
 					worst, allowed := k.takeMaxExcess(uint32(i))
@@ -205,7 +207,7 @@ func TestConformance_DetectsViolations(t *testing.T) {
 				t.Fatalf("%d violations before", n)
 			}
 			drainedAt := k.onlyBucket(t)
-			for end := time.Now().Add(5 * time.Second); k.violations(0) < 100; {
+			for end := time.Now().Add(30 * time.Second); k.violations(0) < 100; {
 				atomic.StoreUint64(drainedAt, 0)
 				if time.Now().After(end) {
 					t.Fatalf("%d violations", k.violations(0))
@@ -228,7 +230,7 @@ func TestMonitor_MovesBetweenBuckets(t *testing.T) {
 	k.loadLimits(t, attachHere(shaper.Limit{Name: "a", Key: shaper.KeySource, Packets: perSecond(10_000), MaxDelay: time.Millisecond}), nil)
 	stop := k.hammer(t, datagram(1))
 	seen := map[uint64]bool{}
-	end := time.Now().Add(5 * time.Second)
+	end := time.Now().Add(30 * time.Second)
 	for len(seen) < sources/2 && time.Now().Before(end) {
 		k.freeMonitor(0)
 		time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)

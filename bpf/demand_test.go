@@ -46,14 +46,24 @@ func TestDemands(t *testing.T) {
 	w.want(p, 2, 10, 10)
 	want("hot, within its parts", shaper.Demand{Key: key(1), Used: 10 * ms})
 	want("hot and idle")
-	// refuse refuses packets of both, twice, and reports whether that took so little time that they count as one run.
+	// refuse refuses packets of both, twice, and reports whether that took so little time that they count as one run, and
+	// the first packets as refused at once.
 	refuse := func() bool {
 		set(0, shaper.KeyParts{Key: key(1), Parts: shaper.Whole / 2})
 		began := time.Now()
 		w.want(p, 2, 1, 0)
-		want("a packet refused")
+		first := p.Demands(nil)
 		w.send(1, 200)
-		want("many packets refused at once", shaper.Demand{Key: key(1), Used: 200 * ms})
+		second := p.Demands(nil)
+		if time.Since(began) >= shortGap.Duration() {
+			return false
+		}
+		if diff := cmp.Diff([]shaper.Demand(nil), first); diff != "" {
+			t.Errorf("a packet refused: %s", diff)
+		}
+		if diff := cmp.Diff([]shaper.Demand{{Key: key(1), Used: 200 * ms}}, second); diff != "" {
+			t.Errorf("many packets refused at once: %s", diff)
+		}
 		time.Sleep(shortAfter.Duration())
 		w.send(1, 100)
 		w.want(p, 2, 1, 0)

@@ -206,8 +206,8 @@ func TestCap_Dial(t *testing.T) {
 				where = outside
 			}
 			b := &tcpBench{t: t, bench: newVariant(t, at, map[string]any{
-				kernelVarClosingTimeout: uint64(600 * time.Millisecond), kernelVarHalfOpenTimeout: uint64(600 * time.Millisecond),
-				kernelVarSweepInterval: uint64(5 * time.Millisecond), kernelVarRecheckInterval: uint64(600 * time.Millisecond),
+				kernelVarClosingTimeout: uint64(1200 * time.Millisecond), kernelVarHalfOpenTimeout: uint64(1200 * time.Millisecond),
+				kernelVarSweepInterval: uint64(5 * time.Millisecond), kernelVarRecheckInterval: uint64(1200 * time.Millisecond),
 			})}
 			b.clearMaps()
 			l := shaper.Limit{Name: "all", MaxConnections: most}
@@ -228,7 +228,7 @@ func TestCap_Dial(t *testing.T) {
 
 			timeout := 10 * time.Second // for retransmitted SYNs: a busy machine loses some
 			if c.silent {
-				timeout = 700 * time.Millisecond
+				timeout = 1500 * time.Millisecond // longer than a stall; SYNs that are sent again meanwhile are refused too
 			}
 			var wg sync.WaitGroup
 			var connected, refused, late, other atomic.Int64
@@ -280,7 +280,7 @@ func TestCap_Dial(t *testing.T) {
 				t.Errorf("the server had %d at once", n)
 			}
 			// Sooner than by the timeouts of half-open and closing connections.
-			end := time.Now().Add(500 * time.Millisecond)
+			end := time.Now().Add(time.Second)
 			for b.counters().InFlight > 0 && time.Now().Before(end) {
 				time.Sleep(time.Millisecond)
 			}

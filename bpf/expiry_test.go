@@ -11,13 +11,18 @@ import (
 
 // newShortTimeouts returns a bench on the kernel's clock, with short timeouts.
 func newShortTimeouts(t *testing.T, limits ...shaper.Limit) *tcpBench {
+	return newTimeouts(t, shortTimeout, limits...)
+}
+
+// newTimeouts is newShortTimeouts with the timeout of connections that are not established.
+func newTimeouts(t *testing.T, timeout time.Duration, limits ...shaper.Limit) *tcpBench {
 	b := newTCPVariant(t, shaper.AttachPolice, map[string]any{
-		kernelVarClosingTimeout:  uint64(shortTimeout),
-		kernelVarDeferredTimeout: uint64(shortTimeout),
-		kernelVarHalfOpenTimeout: uint64(shortTimeout),
-		kernelVarRecheckInterval: uint64(shortTimeout),
+		kernelVarClosingTimeout:  uint64(timeout),
+		kernelVarDeferredTimeout: uint64(timeout),
+		kernelVarHalfOpenTimeout: uint64(timeout),
+		kernelVarRecheckInterval: uint64(timeout),
 		kernelVarSweepInterval:   uint64(2 * time.Millisecond),
-	}, uint64(3*shortTimeout), limits...)
+	}, uint64(3*timeout), limits...)
 	b.now = 0
 	return b
 }
@@ -163,6 +168,7 @@ func TestExpiry_WithoutDaemon(t *testing.T) {
 // TestExpiry_TrafficKeepsConnection keeps a connection busy for longer than its idle
 // timeout.
 func TestExpiry_TrafficKeepsConnection(t *testing.T) {
+	t.Parallel()
 	for again := 5; !trafficKeepsConnection(t); again-- {
 		if again == 0 {
 			t.Fatal("the machine stalled in each attempt")
@@ -172,16 +178,17 @@ func TestExpiry_TrafficKeepsConnection(t *testing.T) {
 
 // trafficKeepsConnection reports false if the machine stalled for about the idle timeout.
 func trafficKeepsConnection(t *testing.T) bool {
-	b := newShortTimeouts(t, capped(1))
+	const timeout = time.Second
+	b := newTimeouts(t, timeout, capped(1))
 	d := dial(testClient)
 	longest, last := time.Duration(0), time.Now()
 	b.establish(d)
 	for range 30 {
-		time.Sleep(shortTimeout / 4)
+		time.Sleep(timeout / 4)
 		b.exchange(d, server, ack, 1)
 		longest, last = max(longest, time.Since(last)), time.Now()
 	}
-	if longest > 2*shortTimeout {
+	if longest > 2*timeout {
 		return false
 	}
 	b.expectInFlight(1)

@@ -147,7 +147,7 @@ func TestQueue_ConcurrentCounting(t *testing.T) {
 		return w.Packets, sum
 	}
 	stop := b.hammer(t, datagram(1), datagram(2))
-	within(t, 5*time.Second, func() bool { packets, _ := count(); return packets > 1000 })
+	within(t, 30*time.Second, func() bool { packets, _ := count(); return packets > 1000 })
 	time.Sleep(100 * time.Millisecond)
 	stop()
 	time.Sleep(2 * longest) // and the slots of that level

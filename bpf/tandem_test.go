@@ -156,6 +156,13 @@ func TestCalendar_Concurrent(t *testing.T) {
 		shaper.Limit{Name: "all", Packets: perSecond(200_000), MaxDelay: 100 * time.Millisecond},
 		shaper.Limit{Name: "source", Key: shaper.KeySource, Packets: perSecond(500), MaxDelay: 100 * time.Millisecond},
 	), nil)
+	admitted := func() float64 {
+		s, err := b.readState(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return float64(s.Admitted[0][1] + s.Admitted[1][1])
+	}
 	var end atomic.Bool
 	var sending sync.WaitGroup
 	start := monotonic()
@@ -169,19 +176,21 @@ func TestCalendar_Concurrent(t *testing.T) {
 			}
 		})
 	}
-	time.Sleep(time.Second)
+	// The processors may be busy with something else for a while, but not all the time.
+	busiest := 0.0 // of the rate
+	for begun := time.Now(); time.Since(begun) < time.Second || busiest < 1./3 && time.Since(begun) < 20*time.Second; {
+		was, from := admitted(), monotonic()
+		time.Sleep(100 * time.Millisecond)
+		busiest = max(busiest, (admitted()-was)/(200_000*(monotonic()-from).Duration().Seconds()))
+	}
 	end.Store(true)
 	sending.Wait()
 	took := (monotonic() - start).Duration() + 100*time.Millisecond
-	s, err := b.readState(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	taken := float64(s.Admitted[0][1] + s.Admitted[1][1])
+	taken := admitted()
 	most := 200_000 * (took + time.Millisecond).Seconds()
 	worst, allowed := b.takeMaxExcess(1)
-	t.Logf("%.0f of %.0f, %d of them later; the monitor measured %v of %v", taken, most, s.Admitted[1][1], worst.Duration(), allowed.Duration())
-	if taken > most || taken < most/3 || b.violations(0)+b.violations(1) > 0 {
+	t.Logf("%.0f of %.0f, at most %.2f of the rate; the monitor measured %v of %v", taken, most, busiest, worst.Duration(), allowed.Duration())
+	if taken > most || busiest < 1./3 || b.violations(0)+b.violations(1) > 0 {
 		t.Errorf("%.0f packets in %v, at most %.0f; %d violations", taken, took, most, b.violations(0)+b.violations(1))
 	}
 }
