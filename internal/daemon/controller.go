@@ -23,9 +23,10 @@ import (
 // other in the loop of serve; methods that read may be called by several goroutines.
 type controller struct {
 	commands       chan func(context.Context)
-	reloadRequests chan chan error // each receives the result
-	draining       chan struct{}   // closed when the drain begins: no more reloads
-	done           chan struct{}   // closed when serve runs no more commands
+	urgent         chan func(context.Context) // commands that go before all others
+	reloadRequests chan chan error            // each receives the result
+	draining       chan struct{}              // closed when the drain begins: no more reloads
+	done           chan struct{}              // closed when serve runs no more commands
 	stop           func()
 
 	mu            sync.Mutex
@@ -36,7 +37,7 @@ type controller struct {
 
 func newController() *controller {
 	return &controller{
-		commands: make(chan func(context.Context)), reloadRequests: make(chan chan error), draining: make(chan struct{}), done: make(chan struct{}),
+		commands: make(chan func(context.Context)), urgent: make(chan func(context.Context)), reloadRequests: make(chan chan error), draining: make(chan struct{}), done: make(chan struct{}),
 		overrides: (&overrides{}).clone(),
 	}
 }
@@ -75,11 +76,11 @@ func (s *controller) setCurrent(l *plan.Plan, w *overrides) {
 	s.loaded, s.overrides = l, w
 }
 
-// do runs f in the loop of serve, and waits for it.
-func (s *server) do(ctx context.Context, f func(context.Context) error) error {
+// do runs f in the loop of serve, as one of commands or urgent, and waits for it.
+func (s *server) do(ctx context.Context, to chan<- func(context.Context), f func(context.Context) error) error {
 	done := make(chan error, 1)
 	select {
-	case s.commands <- func(ctx context.Context) { done <- f(ctx) }:
+	case to <- func(ctx context.Context) { done <- f(ctx) }:
 		return <-done
 	case <-s.done:
 		return control.ErrStopping
@@ -89,9 +90,9 @@ func (s *server) do(ctx context.Context, f func(context.Context) error) error {
 }
 
 // withAudit is do, and then logs msg and waits until overrides are saved, for saveWait at most.
-func (s *server) withAudit(ctx context.Context, f func(context.Context) error, msg string, attrs ...any) error {
+func (s *server) withAudit(ctx context.Context, to chan<- func(context.Context), f func(context.Context) error, msg string, attrs ...any) error {
 	attrs = append(attrs, control.CallerAttrs(ctx)...)
-	err := s.do(ctx, func(ctx context.Context) error {
+	err := s.do(ctx, to, func(ctx context.Context) error {
 		if err := f(ctx); err != nil {
 			return err
 		}
@@ -106,7 +107,12 @@ func (s *server) withAudit(ctx context.Context, f func(context.Context) error, m
 
 // update applies the overrides that change makes of the current ones.
 func (s *server) update(ctx context.Context, change func(*overrides) error, msg string, attrs ...any) error {
-	return s.withAudit(ctx, func(ctx context.Context) error {
+	return s.updateBy(ctx, s.commands, change, msg, attrs...)
+}
+
+// updateBy is update as one of commands or urgent.
+func (s *server) updateBy(ctx context.Context, to chan<- func(context.Context), change func(*overrides) error, msg string, attrs ...any) error {
+	return s.withAudit(ctx, to, func(ctx context.Context) error {
 		_, current := s.current()
 		next := current.clone()
 		if err := change(next); err != nil {
@@ -314,7 +320,7 @@ func (s *server) errNotSet(target, what string) error {
 
 // ResetBucket forgets what the bucket of a limit owes, or with a valid source that of the bucket of this source.
 func (s *server) ResetBucket(ctx context.Context, limit string, source netip.Addr) error {
-	return s.withAudit(ctx, func(context.Context) error {
+	return s.withAudit(ctx, s.commands, func(context.Context) error {
 		p, i, k, err := s.keyToReset(limit, source)
 		if err != nil {
 			return err
@@ -332,7 +338,7 @@ func (s *server) ResetBucket(ctx context.Context, limit string, source netip.Add
 
 // ResetQuota forgets what was used of the quota of a limit, or with a valid source of that of this source.
 func (s *server) ResetQuota(ctx context.Context, limit string, source netip.Addr) error {
-	return s.withAudit(ctx, func(context.Context) error {
+	return s.withAudit(ctx, s.commands, func(context.Context) error {
 		p, i, k, err := s.keyToReset(limit, source)
 		switch {
 		case err != nil:
@@ -367,16 +373,16 @@ func (s *server) keyToReset(limit string, source netip.Addr) (p *shaper.Policy, 
 	return p, i, p.KeyOf(i, source), nil
 }
 
-// Bypass switches the bypass on, so that every limit only observes, or off.
+// Bypass switches the bypass on, so that every limit only observes, or off. It goes before all changes that wait.
 func (s *server) Bypass(ctx context.Context, on bool, d time.Duration) error {
 	if !on {
 		msg := "BYPASS off: limits enforced again"
 		if _, w := s.current(); w.bypass == nil {
 			msg = "bypass was already off"
 		}
-		return s.update(ctx, func(w *overrides) error { w.bypass = nil; return nil }, msg)
+		return s.updateBy(ctx, s.urgent, func(w *overrides) error { w.bypass = nil; return nil }, msg)
 	}
-	return s.update(ctx, func(w *overrides) error {
+	return s.updateBy(ctx, s.urgent, func(w *overrides) error {
 		t := newValidity(d)
 		w.bypass = &t
 		return nil
@@ -385,7 +391,7 @@ func (s *server) Bypass(ctx context.Context, on bool, d time.Duration) error {
 
 // DrainDownstream drains a downstream, or gives it new connections again.
 func (s *server) DrainDownstream(ctx context.Context, listener, downstream string, drained bool) error {
-	return s.withAudit(ctx, func(context.Context) error {
+	return s.withAudit(ctx, s.commands, func(context.Context) error {
 		if s.proxy.DrainDownstream(listener, downstream, drained) == 0 {
 			return &notFoundError{fmt.Errorf("unknown downstream %q", downstream)}
 		}
@@ -405,7 +411,7 @@ func (s *server) HoldListener(ctx context.Context, listener string, d time.Durat
 	default:
 		attrs = append(attrs, "for", d.String())
 	}
-	err = s.withAudit(ctx, func(context.Context) error {
+	err = s.withAudit(ctx, s.commands, func(context.Context) error {
 		var known bool
 		if ended, known = s.proxy.Hold(listener, d, endIdle); !known {
 			return &notFoundError{fmt.Errorf("unknown listener %q", listener)}

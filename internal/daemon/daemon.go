@@ -64,6 +64,11 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.checkState(); err != nil {
 		return err
 	}
+	unlock, err := o.lockState()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -213,9 +218,22 @@ func (s *server) serve(ctx context.Context) error {
 	var nextSchedules time.Time // attempt
 	var drained chan struct{}
 	commandCtx := context.WithoutCancel(ctx) // commands run until the drain has ended
+	run := func(command func(context.Context)) {
+		command(commandCtx)
+		_, w := s.current()
+		await(w.nextExpiry())
+	}
 	stop, hangups, requests := ctx.Done(), s.options.Reload, s.reloadRequests
 	for {
 		select {
+		case command := <-s.urgent:
+			run(command)
+			continue
+		default:
+		}
+		select {
+		case command := <-s.urgent:
+			run(command)
 		case <-hangups:
 			s.reload.begin(ctx, s)
 		case done := <-requests:
@@ -224,9 +242,7 @@ func (s *server) serve(ctx context.Context) error {
 		case r := <-s.reload.read:
 			s.reload.end(ctx, s, r)
 		case command := <-s.commands:
-			command(commandCtx)
-			_, w := s.current()
-			await(w.nextExpiry())
+			run(command)
 		case <-expiry.C:
 			await(s.expireOverrides(commandCtx))
 		case <-tick.C:

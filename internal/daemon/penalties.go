@@ -81,7 +81,7 @@ func (s *server) restorePenalties(ctx context.Context) {
 
 // EndPenalty forgets what a limit has refused of a source, and ends its block; of all limits if limit is "".
 func (s *server) EndPenalty(ctx context.Context, limit string, source netip.Prefix) error {
-	return s.withAudit(ctx, func(context.Context) error {
+	return s.withAudit(ctx, s.commands, func(context.Context) error {
 		if p := s.shaper.Policy(); limit != "" && (p.Find(limit) < 0 || p.Limit(p.Find(limit)).Penalty == nil) {
 			return &notFoundError{fmt.Errorf("no limit %q with a penalty", limit)}
 		}

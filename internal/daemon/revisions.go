@@ -239,7 +239,7 @@ func (s *server) Rollback(ctx context.Context, revision string) error {
 	if err != nil {
 		return err
 	}
-	return s.withAudit(ctx, func(ctx context.Context) error {
+	return s.withAudit(ctx, s.commands, func(ctx context.Context) error {
 		if s.reload.read != nil {
 			return &refusedError{errors.New("a reload is reading the files of the configuration: try again when it has ended")}
 		}

@@ -55,7 +55,7 @@ rate = "1kB/s"
 		t.Helper()
 		var l api.Limit
 		var err error
-		end := time.Now().Add(10 * time.Second)
+		end := time.Now().Add(30 * time.Second)
 		for time.Now().Before(end) {
 			if l, err = c.Limit(t.Context(), "l"); err == nil && l.Rate == rate && l.MaxConnections == connections {
 				return

@@ -56,7 +56,7 @@ func describeMember(s *api.Shared, c *config.Shared, m *member.Status) {
 	// Two hosts with one name are in the group in turns, for some leases each.
 	if m.Rival != 0 && m.Rival.Duration() < 10*c.Lease+absentAfter {
 		s.Problems = append(s.Problems, api.Problem{Severity: critical, Title: "Name used twice", Text: fmt.Sprintf(
-			"another host was in the group as %q %s, and each puts the other out. Give it a name of its own in [shared].", sharing.HostName(c), ago(m.Rival.Duration()))})
+			"another host was in the group as %q %s, and the two displace each other. Give each its own name in [shared].", sharing.HostName(c), ago(m.Rival.Duration()))})
 	}
 	switch {
 	case m.Leaving:

@@ -124,7 +124,7 @@ func (s *server) rereadSources(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	return s.do(ctx, func(ctx context.Context) error {
+	return s.do(ctx, s.commands, func(ctx context.Context) error {
 		was, set := s.current()
 		if was != p {
 			return nil // the next look decides

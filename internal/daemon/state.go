@@ -54,6 +54,23 @@ func (o *Options) checkState() error {
 	return nil
 }
 
+// lockState keeps other daemons from using the state file, and those next to it, until unlock is called or the process has ended.
+// Where the file system does not permit it, nothing is locked.
+func (o *Options) lockState() (unlock func(), err error) {
+	if o.State == "" {
+		return func() {}, nil
+	}
+	f, err := os.OpenFile(o.State+".lock", os.O_RDONLY|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return func() {}, nil
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		f.Close()
+		return nil, fmt.Errorf("--state %s: another daemon uses this file: each needs its own", o.State)
+	}
+	return func() { f.Close() }, nil
+}
+
 // saveState saves the backlog of buckets. A daemon that never was ready leaves the file of an
 // earlier one.
 func (s *server) saveState() {

@@ -34,7 +34,7 @@ func (p *Plan) Warnings() (all []string) {
 		hosts, _, _ := strings.Cut(rest, "/")
 		remote := slices.ContainsFunc(strings.Split(hosts, ","), func(host string) bool { return !control.Loopback(host) })
 		if plain := protocol == "redis" || strings.HasPrefix(protocol, "redis+"); plain && remote {
-			all = append(all, fmt.Sprintf("[shared] store = %q is not encrypted: who is on the way to it can read the password and lift limits", url))
+			all = append(all, fmt.Sprintf("[shared] store = %q is not encrypted: an attacker on the path can read the password and lift limits", url))
 		}
 	}
 	return slices.Concat(all, p.timeoutWarnings(), p.crossedLimits(), p.openSharedLimits(), p.forgeableQuotas(), p.emptyCountries())
@@ -81,7 +81,7 @@ func (p *Plan) openSharedLimits() (all []string) {
 		for _, a := range p.Config.Attach {
 			if l.Shared && !l.Observe && a.OnStop == shaper.StopOpen && slices.Contains(l.Match.Attach, a.Name) {
 				all = append(all, fmt.Sprintf("limit %q: hosts share it, and attachment %q has on_stop = \"open\": "+
-					"when this daemon has stopped they exceed it together; on_stop = \"keep\" keeps this host's part", l.Name, a.Name))
+					"when this daemon has stopped, they exceed it together; on_stop = \"keep\" enforces this host's part", l.Name, a.Name))
 			}
 		}
 	}
@@ -159,7 +159,7 @@ func ForeignWarning(f bpf.Foreign) string {
 	if f.Refuses {
 		return fmt.Sprintf("%s, there is %s: \"run\" does not attach next to it", at, f.What)
 	}
-	return fmt.Sprintf("%s, packets pass %s before the limits, which do not see what it drops or redirects, and see what it rewrites as rewritten", at, f.What)
+	return fmt.Sprintf("%s, packets pass %s before the limits: the limits do not see packets that it drops or redirects, and see packets that it rewrites in their new form", at, f.What)
 }
 
 // MissingInterfaces returns a warning for each named interface that does not exist.

@@ -26,13 +26,13 @@ type Proxy interface {
 	Buckets(i int, keys ...shaper.Key) []shaper.BucketState
 }
 
-// sampleEvery is how often what changes fast is looked at.
+// sampleEvery is how often what changes fast is looked at, if a limit sheds.
 const sampleEvery = interval / 10
 
 // Run looks once a second until ctx ends.
 func Run(ctx context.Context, s *shaper.Shaper, proxy Proxy, log *slog.Logger) {
 	d := newShedder(s, proxy, log, "/")
-	tick := time.NewTicker(sampleEvery)
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for d.lookedAt = time.Now(); ; {
 		select {
@@ -43,6 +43,11 @@ func Run(ctx context.Context, s *shaper.Shaper, proxy Proxy, log *slog.Logger) {
 		d.sample(ctx)
 		if now := time.Now(); now.Sub(d.lookedAt) >= interval-sampleEvery/2 {
 			d.look(now)
+			if s.Policy().Sheds() != 0 {
+				tick.Reset(sampleEvery)
+			} else {
+				tick.Reset(interval) // an idle host should sleep
+			}
 		}
 	}
 }
