@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -206,6 +207,9 @@ func (p hostSpec) doctor(t *testing.T, text string) *doctor {
 			return ledgerAnswer{}, errors.New("connection refused")
 		},
 		sharedOf: func(string) (api.Shared, error) { return api.Shared{Problems: p.problems}, nil },
+		addresses: func() ([]net.Addr, error) {
+			return []net.Addr{&net.IPNet{IP: net.IPv4(192, 0, 2, 7)}, &net.IPNet{IP: net.ParseIP("2001:db8::7")}}, nil
+		},
 		resolve: func(string) error {
 			if p.unreachable {
 				return no
@@ -321,7 +325,7 @@ func TestDoctor(t *testing.T) {
 		{"no interface", strings.Replace(packetConfig, `"lo"`, `"nowhere0"`, 1), hostSpec{}, "interfaces", Warn, "interface nowhere0 does not exist", "ip link"},
 		{"another program", packetConfig, hostSpec{foreign: []bpf.Foreign{{
 			Attachment: "plant", Interface: "lo", What: "the tcx program cil_to_netdev (id 7)", Fix: "bpftool net show dev lo",
-		}}}, "programs", Warn, `attachment "plant": at lo, egress, packets pass the tcx program cil_to_netdev (id 7) before the limits, which do not see what it drops`, "bpftool net show dev lo"},
+		}}}, "programs", Warn, `attachment "plant": at lo, egress, packets pass the tcx program cil_to_netdev (id 7) before the limits: the limits do not see packets that it drops`, "bpftool net show dev lo"},
 		{"another program that refuses", packetConfig, hostSpec{foreign: []bpf.Foreign{{
 			Attachment: "plant", Interface: "lo", Direction: shaper.Ingress, What: "the chain c of nf_tables", Fix: "nft list ruleset", Refuses: true,
 		}}}, "programs", Fail, `at lo, ingress, there is the chain c of nf_tables: "run" does not attach next to it`, "nft list ruleset"},
@@ -339,6 +343,10 @@ func TestDoctor(t *testing.T) {
 			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
 			"proc/1/fd/7":       "->socket:[4711]", "proc/1/comm": "systemd\n",
 		}}, "", "", "", ""},
+		{"port of another instance", strings.NewReplacer("[[listen]]\n", "[[listen]]\ninstances = 2\n", "[[limit]]\n", "[[limit]]\nshared = true\n").Replace(proxyConfig) + "[shared]\nhosts = 2\n", hostSpec{files: map[string]string{
+			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
+			"proc/812/fd/7":     "->socket:[4711]", "proc/812/comm": "shaperd\n",
+		}}, "", "", "", ""},
 		{"others' ports", proxyConfig, file("proc/self/net/tcp", tcpHeader+
 			"0: 0200007F:01B0 00000000:0000 0A 0:0 0:0 0 0 0 1 1\n"+ // another address
 			"1: 00000000:01B1 00000000:0000 0A 0:0 0:0 0 0 0 2 1\n"+ // another port
@@ -347,6 +355,8 @@ func TestDoctor(t *testing.T) {
 			"proc/self/net/tcp": tcpHeader + "0: 00000000:01B0 00000000:0000 0A 0:0 0:0 0 0 0 4711 1\n",
 		}}, "", "", "", ""},
 		{"no such name", named, hostSpec{unreachable: true}, "downstreams", Fail, "downstream db.internal: no", "getent"},
+		{"downstream at an interface", strings.NewReplacer("127.0.0.1:432", "0.0.0.0:432", "10.0.0.5:5432", "192.0.2.7:432").Replace(proxyConfig), hostSpec{}, "downstreams", Warn, "192.0.2.7:432 is an address of this host", "another port"},
+		{"downstream at an interface, at another port", strings.NewReplacer("127.0.0.1:432", "0.0.0.0:432", "10.0.0.5:5432", "192.0.2.7:433").Replace(proxyConfig), hostSpec{}, "downstreams", OK, "all 1 resolve", ""},
 		{"no connection", proxyConfig, hostSpec{unreachable: true, probe: true}, "downstreams", Fail, "downstream 10.0.0.5: no", "ip route get 10.0.0.5"},
 		{"not probed", proxyConfig, hostSpec{unreachable: true}, "", "", "", ""},
 	} {

@@ -31,6 +31,7 @@ type host struct {
 	findForeign func(pins string, attachments []shaper.Attachment) ([]bpf.Foreign, error)
 	systemctl   func(args ...string) (string, error)
 	resolve     func(name string) error
+	addresses   func() ([]net.Addr, error) // of the interfaces
 	dial        func(network, address string) error
 	askLedger   func(*config.Shared) (ledgerAnswer, error)
 	sharedOf    func(socket string) (api.Shared, error) // of the daemon
@@ -52,6 +53,7 @@ func thisHost(ctx context.Context) host {
 			out, err := exec.CommandContext(ctx, "systemctl", args...).Output()
 			return string(out), err
 		},
+		addresses: net.InterfaceAddrs,
 		resolve: func(name string) error {
 			ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 			defer cancel()

@@ -91,7 +91,7 @@ func (d *doctor) modules() (found []Finding) {
 	slices.Sort(needed)
 	needed = slices.Compact(needed)
 	if len(needed) == 0 {
-		return oneFinding(Skip, "the configuration needs none", "")
+		return oneFinding(Skip, "the configuration needs no kernel module", "")
 	}
 	missing, listed := d.missingModules(needed)
 	switch {
@@ -172,7 +172,7 @@ func (d *doctor) buffers() (found []Finding) {
 	n, is := d.readInt("/proc/sys/net/ipv4/tcp_max_syn_backlog")
 	if cookies, _ := d.readInt("/proc/sys/net/ipv4/tcp_syncookies"); tcp && is && n < minBacklog && cookies == 0 {
 		found = append(found, Finding{
-			State: Warn, Text: fmt.Sprintf("net.ipv4.tcp_syncookies is 0: %d half-open connections (net.ipv4.tcp_max_syn_backlog) keep out all others", n),
+			State: Warn, Text: fmt.Sprintf("net.ipv4.tcp_syncookies is 0: %d half-open connections (net.ipv4.tcp_max_syn_backlog) block all others", n),
 			Fix: sysctlCommand("net.ipv4.tcp_syncookies", 1),
 		})
 	}

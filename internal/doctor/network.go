@@ -109,13 +109,13 @@ func (s socket) conflictsWith(addr netip.AddrPort) bool {
 // ports checks whether other programs occupy ports of the configuration.
 func (d *doctor) ports() (found []Finding) {
 	if d.running {
-		return oneFinding(Skip, "the running daemon has them", "")
+		return oneFinding(Skip, "the running daemon has the ports", "")
 	}
 	if errors.Is(d.dialErr, fs.ErrPermission) {
-		return oneFinding(Skip, "a daemon that this user may not query may have them", "")
+		return oneFinding(Skip, "a daemon that this user may not query may have the ports", "")
 	}
 	taken := d.listeningSockets()
-	look := func(at string, protocol shaper.Protocol, addr netip.AddrPort) {
+	look := func(at string, protocol shaper.Protocol, addr netip.AddrPort, instances int) {
 		for _, s := range taken {
 			if s.protocol != protocol || !s.conflictsWith(addr) {
 				continue
@@ -124,13 +124,16 @@ func (d *doctor) ports() (found []Finding) {
 			if owner.pid == "1" { // systemd stores it for the daemon
 				return
 			}
+			if instances > 1 && owner.name == "shaperd" { // presumably another instance
+				return
+			}
 			state, doubt := Fail, ""
 			if s.addr.Addr().Is4() != addr.Addr().Is4() {
 				state, doubt = Warn, ", unless that is IPv6 only"
 			}
 			found = append(found, Finding{
 				State: state, Text: fmt.Sprintf("%s: the port is in use by %s, at %v%s", at, owner, s.addr, doubt),
-				Fix: "stop that, or change the address; ss -lntup lists listening sockets",
+				Fix: "stop that program, or change the address; ss -lntup lists listening sockets",
 			})
 			return
 		}
@@ -139,12 +142,12 @@ func (d *doctor) ports() (found []Finding) {
 	for _, l := range d.plan.Config.Listen {
 		for _, e := range l.Endpoints() {
 			n++
-			look(fmt.Sprintf("listener %q, %v://%v", l.Name, e.Protocol, e.Addr), e.Protocol, e.Addr)
+			look(fmt.Sprintf("listener %q, %v://%v", l.Name, e.Protocol, e.Addr), e.Protocol, e.Addr, l.Instances)
 		}
 	}
 	for _, own := range d.plan.Config.OwnPorts() {
 		n++
-		look(own.Key, shaper.TCP, own.Addr)
+		look(own.Key, shaper.TCP, own.Addr, 1)
 	}
 	return orOK(found, fmt.Sprintf("all %d are free", n))
 }
@@ -210,9 +213,37 @@ func (d *doctor) downstreams() []Finding {
 		})
 	}
 	wg.Wait()
+	found = append(found, d.forwardLoops())
 	text := "all %d resolve; use --probe to connect to them"
 	if d.probe {
 		text = "all %d resolve, and those of TCP accept connections"
 	}
 	return orOK(slices.Concat(found...), fmt.Sprintf(text, len(targets)))
+}
+
+// forwardLoops reports downstreams at an address of this host, at which a listener on all addresses accepts connections. The address may
+// be of another host by the time it matters, so that the configuration is valid.
+func (d *doctor) forwardLoops() (found []Finding) {
+	addrs, err := d.addresses()
+	if err != nil {
+		return nil
+	}
+	for _, l := range d.plan.Config.Listen {
+		for _, to := range l.Downstream {
+			ip, err := netip.ParseAddr(to.Host)
+			local := func(a net.Addr) bool { n, ok := a.(*net.IPNet); return ok && n.IP.Equal(ip.AsSlice()) }
+			if err != nil || !slices.ContainsFunc(addrs, local) {
+				continue
+			}
+			for _, a := range l.Addresses {
+				if a.Addr.IsUnspecified() && a.Addr.Is4() == ip.Is4() && to.PortFor(a.Ports.First, !a.Single()) == a.Ports.First {
+					found = append(found, Finding{
+						State: Warn, Text: fmt.Sprintf("listener %q: downstream %s is an address of this host, and the listener accepts its connections at %s", l.Name, to, a),
+						Fix: "use another port for one of them, or the addresses of the listener instead of " + a.Addr.String(),
+					})
+				}
+			}
+		}
+	}
+	return found
 }

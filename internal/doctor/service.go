@@ -28,7 +28,7 @@ func (d *doctor) configuration() (found []Finding) {
 		fix := "edit it, then run: shaperd check " + d.file
 		switch {
 		case errors.Is(d.loadErr, fs.ErrNotExist):
-			fix = "create it, or name another one with --config; examples are in /usr/share/doc/shaperd/examples"
+			fix = "create it, or name another file with --config; examples are in /usr/share/doc/shaperd/examples"
 		case errors.Is(d.loadErr, fs.ErrPermission):
 			fix = "run this as root"
 		}
@@ -102,7 +102,7 @@ func (d *doctor) asnFiles() (found []Finding) {
 			})
 		}
 	}
-	return orOK(found, fmt.Sprintf("%d, less than %d days old", len(files), int(asnAge.Hours()/24)))
+	return orOK(found, fmt.Sprintf("%d files, less than %d days old", len(files), int(asnAge.Hours()/24)))
 }
 
 // unit is the properties of shaperd.service, drop-ins included; nil without systemd.
@@ -174,7 +174,7 @@ func (d *doctor) daemon() []Finding {
 	case d.dialErr == nil:
 		return oneFinding(OK, "a daemon answers at "+d.socket, "")
 	}
-	return oneFinding(Warn, d.socket+" exists, but no daemon answers: it was killed", "start it again, or rm "+d.socket)
+	return oneFinding(Warn, d.socket+" exists, but no daemon answers: it was killed", "start the daemon, or rm "+d.socket)
 }
 
 // requirement is a set of capabilities, and what needs them.
@@ -227,7 +227,7 @@ func (d *doctor) capabilities() (found []Finding) {
 	}
 	needs := requirements(d.plan, unprivileged)
 	if len(needs) == 0 {
-		return oneFinding(OK, "the configuration needs none", "")
+		return oneFinding(OK, "the configuration needs no privilege", "")
 	}
 	var has []string
 	for _, n := range needs {

@@ -65,7 +65,7 @@ func (d *doctor) sharedFiles() (found []Finding) {
 		}
 		paths = append(paths, secret)
 		if info, err := fs.Stat(d.files, fsPath(secret)); err == nil && info.Mode().Perm()&0o004 != 0 {
-			found = append(found, Finding{State: Warn, Text: secret + ": readable by every user: who has it can lift the limits", Fix: "chmod o-r " + secret})
+			found = append(found, Finding{State: Warn, Text: secret + ": readable by every user, who can then lift the limits", Fix: "chmod o-r " + secret})
 		}
 	}
 	for _, file := range []string{s.CAFile, s.CertFile} {
@@ -143,7 +143,7 @@ func (a *ledgerAnswer) text(url string, hosts int) string {
 	if a.skew < 0 {
 		skew = roughly(a.skew.Abs()) + " behind"
 	}
-	return text + fmt.Sprintf("; %s, with a clock %s that of this host, which does not matter", api.Printable(a.about.Name), skew)
+	return text + fmt.Sprintf("; %s, with a clock %s that of this host, which has no effect", api.Printable(a.about.Name), skew)
 }
 
 // usesCredentials reports whether [shared] names credentials that this process does not have.
@@ -188,7 +188,7 @@ func (d *doctor) checkLedger(s *config.Shared, url string, a *ledgerAnswer) (fou
 		add(Warn, "raise lease on all hosts", "%s answers in %s: with lease = %q, a few slow answers put this host out of the group", url, roughly(a.roundTrip), config.FormatDuration(s.Lease))
 	}
 	if about := a.about; about != nil && about.MaxMemory > 0 && about.Eviction != "noeviction" {
-		add(Warn, "redis-cli config set maxmemory-policy noeviction", "%s evicts keys when it has %d bytes (maxmemory-policy %s): hosts claim their parts again then; %d keys were evicted",
+		add(Warn, "redis-cli config set maxmemory-policy noeviction", "%s evicts keys when it has %d bytes (maxmemory-policy %s): hosts then claim their parts again; %d keys were evicted",
 			url, about.MaxMemory, api.Printable(about.Eviction), about.Evicted)
 	}
 	if a.shot.Epoch == 0 {
@@ -204,9 +204,9 @@ func (d *doctor) checkLedger(s *config.Shared, url string, a *ledgerAnswer) (fou
 		switch age := h.Age.Duration(); {
 		case age >= expiry: // absent
 		case h.Name == name && !d.running:
-			add(Warn, "set another name in [shared] of this host", "a host called %s called the ledger %s ago, and no daemon runs here: another host has this name", name, roughly(age))
+			add(Warn, "set another name in [shared] of this host", "a host with the name %s called the ledger %s ago, and no daemon runs here: another host has this name", name, roughly(age))
 		case h.Digest != digest && h.Name == name:
-			add(Warn, "systemctl reload shaperd", "the daemon has other shared limits than the configuration: it was not reloaded")
+			add(Warn, "systemctl reload shaperd", "the shared limits of the daemon differ from the configuration: it was not reloaded")
 		case h.Digest != digest:
 			for _, difference := range sharing.Differences(h.Name, d.plan.Config.SharedLimits(), sharing.ParseInfo(h.Info)) {
 				what := "the limits"

@@ -83,7 +83,7 @@ key_file = "/etc/shaperd/key.pem"
 		{"nothing shared", proxyConfig, hostSpec{}, []string{"skip no limit is shared"}},
 		{"static", sharedConfig, hostSpec{}, []string{"ok no ledger: this host, one of 3, always has 1/3 of each limit"}},
 		{"good", withLedger, hostSpec{daemonRuns: true, ledgers: ledgers{redisHost: same}}, []string{
-			"ok the ledger at rediss://10.0.0.9:6379 answers in 500µs, with 2 of 3 hosts; Redis 7.0.15, with a clock 1.234s behind that of this host, which does not matter",
+			"ok the ledger at rediss://10.0.0.9:6379 answers in 500µs, with 2 of 3 hosts; Redis 7.0.15, with a clock 1.234s behind that of this host, which has no effect",
 		}},
 		{"no host has called", withLedger, hostSpec{ledgers: ledgers{redisHost: {roundTrip: time.Millisecond}}}, []string{"ok the ledger at rediss://10.0.0.9:6379 answers in 1ms, with 0 of 3 hosts"}},
 		{"unreachable", withLedger, hostSpec{}, []string{"fail the ledger at rediss://10.0.0.9:6379 cannot be used: connection refused -> check that it runs"}},
@@ -94,7 +94,7 @@ key_file = "/etc/shaperd/key.pem"
 			`fail rediss://10.0.0.9:6379 answers in 300ms: with lease = "1s", a host waits for 250ms -> use a ledger that is nearer`,
 		}},
 		{"evicts", withLedger, but(func(a *ledgerAnswer) { a.about.MaxMemory, a.about.Eviction, a.about.Evicted = 1<<20, "allkeys-lru", 9 }), []string{
-			"warn rediss://10.0.0.9:6379 evicts keys when it has 1048576 bytes (maxmemory-policy allkeys-lru): hosts claim their parts again then; 9 keys were evicted -> redis-cli config set",
+			"warn rediss://10.0.0.9:6379 evicts keys when it has 1048576 bytes (maxmemory-policy allkeys-lru): hosts then claim their parts again; 9 keys were evicted -> redis-cli config set",
 		}},
 		{"would evict, but has no maximum", withLedger, but(func(a *ledgerAnswer) { a.about.Eviction = "allkeys-lru" }), []string{"ok "}},
 		{"other parameters", withLedger, hostSpec{daemonRuns: true, ledgers: ledgers{redisHost: answer(t, map[string]string{"gw2": strings.Replace(withLedger, "hosts = 3", "hosts = 4", 1)})}}, []string{
@@ -105,11 +105,11 @@ key_file = "/etc/shaperd/key.pem"
 			`fail hosts disagree about limit "slots": here queue_timeout 2s; at gw2 queue_timeout 1s. -> make the limits the same`,
 		}},
 		{"not reloaded", withLedger, hostSpec{daemonRuns: true, ledgers: ledgers{redisHost: answer(t, map[string]string{"gw1": strings.Replace(withLedger, "max_connections = 100", "max_connections = 90", 1)})}}, []string{
-			"warn the daemon has other shared limits than the configuration: it was not reloaded -> systemctl reload shaperd",
+			"warn the shared limits of the daemon differ from the configuration: it was not reloaded -> systemctl reload shaperd",
 		}},
 		{"an absent host with another rate", withLedger, but(func(a *ledgerAnswer) { a.shot.Hosts[1].Age, a.shot.Hosts[1].Digest = 3*cluster.Second, 1 }), []string{"ok "}},
 		{"the name of another host", withLedger, hostSpec{ledgers: ledgers{redisHost: same}}, []string{
-			"warn a host called gw1 called the ledger 100ms ago, and no daemon runs here: another host has this name -> set another name",
+			"warn a host with the name gw1 called the ledger 100ms ago, and no daemon runs here: another host has this name -> set another name",
 		}},
 		{"problems of the daemon", withLedger, func() hostSpec {
 			spec := but(func(*ledgerAnswer) {})
@@ -118,7 +118,7 @@ key_file = "/etc/shaperd/key.pem"
 		}(), []string{`fail the daemon says: Name used twice: "x\x1b" -> shaperd shared status`, "warn the daemon says: Host away: y -> shaperd shared status"}},
 		{"a password for all", withLedger + "password_file = \"/etc/shaperd/redis.pass\"\n", hostSpec{
 			daemonRuns: true, ledgers: ledgers{redisHost: same}, files: map[string]string{"etc/shaperd/redis.pass": "secret"},
-		}, []string{"warn /etc/shaperd/redis.pass: readable by every user: who has it can lift the limits -> chmod o-r /etc/shaperd/redis.pass"}},
+		}, []string{"warn /etc/shaperd/redis.pass: readable by every user, who can then lift the limits -> chmod o-r /etc/shaperd/redis.pass"}},
 		{"no password", withLedger + "password_file = \"/etc/shaperd/redis.pass\"\n", hostSpec{}, []string{"fail /etc/shaperd/redis.pass: does not exist -> create it"}},
 		{"credentials of the unit", withLedger + "password_file = \"redis.pass\"\n", hostSpec{}, []string{"skip only the unit has the credentials"}},
 		{"served here, and elsewhere", peers, hostSpec{files: files, ledgers: ledgers{"10.0.0.2:9466": {roundTrip: time.Millisecond}}}, []string{

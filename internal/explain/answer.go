@@ -33,7 +33,7 @@ func (q *Question) Answer(c *config.Config, p *shaper.Policy) (*Explanation, err
 		}
 		x.Listener, f.Origin, f.Destination = l.Name, p.ListenerIndex(l.Name), q.addressAt(l)
 		if q.TLVType != 0 && (len(l.AcceptProxyFrom) == 0 || q.Protocol != shaper.TCP) {
-			return nil, QuestionError{fmt.Errorf("--tlv: %v at listener %q has no PROXY header: accept_proxy_from names who sends one", q.Protocol, l.Name)}
+			return nil, QuestionError{fmt.Errorf("--tlv: %v at listener %q has no PROXY header: set accept_proxy_from", q.Protocol, l.Name)}
 		}
 		if q.TLVType != 0 {
 			f.TLVs = []shaper.TLV{p.NewTLV(q.TLVType, []byte(q.TLV))}

@@ -30,7 +30,7 @@ func (q *Question) Compare(was, is Side) (lines []string, err error) {
 		after, err = renamed.Answer(is.Config, is.Policy)
 	}
 	if after == nil || err != nil {
-		return []string{fmt.Sprintf("listener %q is gone, or no longer accepts these: open connections continue until they end", q.Listener)}, nil
+		return []string{fmt.Sprintf("listener %q is removed, or no longer accepts this traffic: open connections continue until they end", q.Listener)}, nil
 	}
 	if was, is := classText(before.Class), classText(after.Class); was != is {
 		lines = append(lines, "class  "+was+"  ->  "+is)
@@ -56,7 +56,7 @@ func (q *Question) Compare(was, is Side) (lines []string, err error) {
 			if change != "" {
 				change += "; "
 			}
-			change += "its bucket is another, and begins empty"
+			change += "gets another bucket, which begins empty"
 		}
 		if change != "" {
 			lines = append(lines, now.Limit+"  "+change)
