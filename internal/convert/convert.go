@@ -46,7 +46,10 @@ func (e *SyntaxError) Error() string { return fmt.Sprintf("line %d: %s", e.Line,
 type draft struct {
 	tables  []*table
 	leftOut []Omission
-	names   map[string]bool // that are taken: of limits, and of listeners and attachments
+	// names are taken: of limits, and of listeners and attachments. The value is the first number that may be
+	// free behind a name.
+	names map[string]int
+	count map[string]int // of tables, by their kind
 }
 
 // A table is a TOML table.
@@ -70,6 +73,10 @@ type key struct {
 func (d *draft) add(kind, name string, line int, text string) *table {
 	t := &table{kind: kind, name: d.unique(kind, name), at: Omission{Line: line, Text: text}}
 	d.tables = append(d.tables, t)
+	if d.count == nil {
+		d.count = map[string]int{}
+	}
+	d.count[kind]++
 	t.set("name", quote(t.name), line, text)
 	return t
 }
@@ -117,14 +124,14 @@ func (d *draft) unique(kind, name string) string {
 	}, name)
 	name = name[:min(len(name), 56)]
 	group := strconv.FormatBool(kind == "limit") + " "
-	free := name
-	for i := 2; free == "" || d.names[group+free]; i++ {
-		free = fmt.Sprintf("%s-%d", name, i)
-	}
 	if d.names == nil {
-		d.names = map[string]bool{}
+		d.names = map[string]int{}
 	}
-	d.names[group+free] = true
+	free, next := name, max(d.names[group+name], 2)
+	for ; free == "" || d.names[group+free] > 0; next++ {
+		free = fmt.Sprintf("%s-%d", name, next)
+	}
+	d.names[group+name], d.names[group+free] = next, 2
 	return free
 }
 
@@ -158,16 +165,25 @@ func (d *draft) finish(program, file string) Result {
 	return r
 }
 
+// maxTables are the numbers of tables that shaperd supports, by their kind.
+var maxTables = map[string]int{"limit": config.MaxLimits, "attach": 64, "listen": 1024}
+
+const tooMany = "shaperd does not support that many"
+
+// full reports whether shaperd supports no further table of a kind. Converting more of them takes time that
+// grows with the square of their number.
+func (d *draft) full(kind string) bool { return d.count[kind] >= maxTables[kind] }
+
 // bound removes the tables beyond the numbers that shaperd supports.
 func (d *draft) bound() {
-	most := map[string]int{"limit": config.MaxLimits, "attach": 64, "listen": 1024}
+	count := map[string]int{}
 	var beyond []*table
 	for _, t := range d.tables {
-		if most[t.kind]--; most[t.kind] < 0 {
+		if count[t.kind]++; count[t.kind] > maxTables[t.kind] {
 			beyond = append(beyond, t)
 		}
 	}
-	d.remove("shaperd does not support that many", beyond...)
+	d.remove(tooMany, beyond...)
 }
 
 // remove leaves tables out, and limits that match no other listener.

@@ -3,10 +3,12 @@ package convert
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -202,6 +204,55 @@ func TestConvert_LeftOut(t *testing.T) {
 		}
 		if !found {
 			t.Errorf("%q: left out: %v\nwant: %s", tt.text, r.LeftOut, tt.want)
+		}
+	}
+}
+
+// TestConvert_Large converts files with 14,000 sections, whose names are equal. The time must not grow with the square of
+// that number: then it is 20 to 40 s.
+func TestConvert_Large(t *testing.T) {
+	var proxies, servers strings.Builder
+	proxies.WriteString("defaults\n mode tcp\n")
+	servers.WriteString("stream {\n")
+	for i := range 14000 {
+		address := fmt.Sprintf("127.0.%d.%d:80", i>>8, i&255)
+		fmt.Fprintf(&proxies, "listen a\n bind %s\n server s 10.0.0.1:1 maxconn 5\n", address)
+		fmt.Fprintf(&servers, "server { listen %s; proxy_pass 10.0.0.1:1; }\n", address)
+	}
+	servers.WriteString("}\n")
+	for program, text := range map[string]string{"haproxy": proxies.String(), "nginx": servers.String()} {
+		t.Run(program, func(t *testing.T) {
+			began := time.Now()
+			r, err := converters[program]("x", text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("it took %v", took)
+			}
+			if n := strings.Count(r.TOML, "[[listen]]"); n != 1024 {
+				t.Errorf("%d listeners", n)
+			}
+			if last := r.LeftOut[len(r.LeftOut)-1]; last.Why != "shaperd does not support that many" {
+				t.Errorf("left out: %v", last)
+			}
+		})
+	}
+}
+
+// TestConvert_Messages has so many rules that the list of them in the message of each would be 300 MB.
+func TestConvert_Messages(t *testing.T) {
+	text := "*filter\n" + strings.Repeat("-A FORWARD -p udp -m hashlimit --hashlimit-above 1/sec --hashlimit-name x -j DROP\n", 10000) + "COMMIT\n"
+	r, err := iptablesEth9("x", text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.LeftOut) != 10000 {
+		t.Errorf("%d rules are left out", len(r.LeftOut))
+	}
+	for _, o := range r.LeftOut {
+		if len(o.Why) > 200 {
+			t.Fatal(o)
 		}
 	}
 }

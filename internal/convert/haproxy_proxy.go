@@ -23,6 +23,10 @@ func (h *haproxy) proxy(s *haSection) {
 	if s.why != "" {
 		return
 	}
+	if h.full("listen") {
+		s.why = tooMany
+		return
+	}
 	if mode := s.setting("mode"); mode != nil && !slices.Equal(mode.words, []string{"mode", "tcp"}) {
 		s.why = "the proxy has " + mode.text() + ", and shaperd forwards TCP"
 		return

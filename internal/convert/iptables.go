@@ -62,8 +62,12 @@ func (t *iptables) convert(c *ipChain, i int) (why string) {
 	if why := r.unsupported(); why != "" {
 		return why
 	}
-	if r.hash != nil && len(t.counting[r.hash.name]) > 1 {
-		return fmt.Sprintf("the rules of lines %v count in one table, %q", t.counting[r.hash.name], r.hash.name)
+	if r.hash != nil {
+		if lines := t.counting[r.hash.name]; len(lines) > 10 {
+			return fmt.Sprintf("the rules of %d lines, the first of which is %d, count in one table, %q", len(lines), lines[0], r.hash.name)
+		} else if len(lines) > 1 {
+			return fmt.Sprintf("the rules of lines %v count in one table, %q", lines, r.hash.name)
+		}
 	}
 	device, direction, why := t.place(c, r)
 	if why != "" {

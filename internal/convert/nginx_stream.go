@@ -58,6 +58,9 @@ type ngUpstream struct {
 
 // server converts a block "server", or returns why it cannot be converted.
 func (n *nginx) server(d, stream *ngDirective) (why string) {
+	if n.full("listen") {
+		return tooMany
+	}
 	var addresses []string
 	udp := 0
 	var listen *ngDirective
