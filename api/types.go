@@ -190,15 +190,15 @@ type DownstreamStatus struct {
 	// What was measured of it. No time that traffic waits inside shaperd is in it.
 	Connect   Delay `json:"connect"`    // handshakes of TCP connections, over the last minute
 	FirstByte Delay `json:"first_byte"` // its first byte on each connection, since the last byte before, or the handshake
-	Answer    Delay `json:"answer"`     // from the last byte of a question to the first byte of its answer
+	Answer    Delay `json:"answer"`     // from the last byte of a request to the first byte of its answer
 	RTT       Delay `json:"rtt"`        // smoothed round-trip times of TCP connections that are in use, once a second each
 
-	TurnsRate          float64 `json:"turns_rate"`           // questions answered per second, over 10 s
+	TurnsRate          float64 `json:"turns_rate"`           // requests answered per second, over 10 s
 	ToDownstreamRate   float64 `json:"to_downstream_rate"`   // bytes/s, over 10 s
 	FromDownstreamRate float64 `json:"from_downstream_rate"` // bytes/s, over 10 s
 	ReceiverLimited    float64 `json:"receiver_limited"`     // part of the time in which data was on its way to it that its receive window was full, over 10 s, 0 to 1
 
-	Turns         uint64 `json:"turns"`           // questions answered
+	Turns         uint64 `json:"turns"`           // requests answered
 	DialsRefused  uint64 `json:"dials_refused"`   // by the downstream
 	DialsTimedOut uint64 `json:"dials_timed_out"` // connect_timeout, or the system's
 	DialsFailed   uint64 `json:"dials_failed"`    // for other reasons; not those of this host

@@ -21,7 +21,7 @@ func blocksCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:         "blocks",
 		Short:       "List blocked prefixes",
-		Long:        `List the blocked source prefixes, and when each block ends.`,
+		Long:        `List the blocked source prefixes, and the end of each block.`,
 		Example:     `  shaperd blocks`,
 		Annotations: jsonAnnotations,
 		Args:        noArgs(`: to block one, use "shaperd block PREFIX"`),
@@ -60,12 +60,13 @@ func blockCommand(e env) *cobra.Command {
 		Short: "Block a source prefix, or a list of them",
 		Long: `Block all traffic from a source address or prefix: refuse new connections and
 datagrams, and reset open connections. A block ends after --for, or with "shaperd
-unblock". It survives reloads, and restarts when "run" has --state. A block is never
-shortened: to do that, unblock the prefix first. Blocks are enforced in every mode, also
-while the daemon observes and during a bypass.
+unblock". It survives reloads, and also restarts if "run" has --state. A second block of
+the same prefix never shortens the first one: to shorten it, unblock the prefix first.
+Blocks are enforced in every mode, also while the daemon observes and during a bypass.
 
-With --file, block all prefixes of a list at once, or none if one is invalid: one a line,
-with comments after "#". "-" is standard input. Up to 100000 prefixes may be blocked.`,
+With --file, block all prefixes of a list at once. The list has one prefix per line, and
+comments after "#". "-" is standard input. If a line is invalid, nothing changes. Up to
+100000 prefixes may be blocked.`,
 		Example: `  shaperd block 192.0.2.0/24 --for 10m
   shaperd block 2001:db8::7
   shaperd block --file drop.txt --for 1d`,
@@ -94,8 +95,8 @@ with comments after "#". "-" is standard input. Up to 100000 prefixes may be blo
 			return e.showBlocks(blocks)
 		},
 	}
-	addForFlag(cmd, &forTime, `until "shaperd unblock"`)
-	cmd.Flags().StringVar(&file, "file", "", "block the prefixes of this `list`")
+	addForFlag(cmd, &forTime, "block", `until "shaperd unblock"`)
+	cmd.Flags().StringVar(&file, "file", "", "block the prefixes in this `list`")
 	return cmd
 }
 
@@ -104,11 +105,13 @@ func unblockCommand(e env) *cobra.Command {
 	keep := false
 	cmd := &cobra.Command{
 		Use:   "unblock {PREFIX | --file LIST}",
-		Short: "Remove a block, or those of a list",
-		Long: `Remove a block. PREFIX is one that "shaperd blocks" lists. With --file, remove those of
-all prefixes of a list, as "shaperd block" takes it: a prefix in it that is not blocked
-makes no difference. For programs that end what they have blocked for a time there is
---keep-permanent, so that they never end a block that an operator has made for good.`,
+		Short: "Remove a block, or the blocks of a list",
+		Long: `Remove the block of a prefix that "shaperd blocks" lists. With --file, remove the blocks
+of all prefixes in a list, in the format of "shaperd block". Prefixes that are not
+blocked are ignored.
+
+--keep-permanent is for programs that end their own timed blocks: it keeps blocks without
+an end, which operators have made.`,
 		Example: `  shaperd unblock 192.0.2.0/24
   shaperd unblock --file drop.txt`,
 		Annotations: changeAnnotations,
@@ -147,8 +150,8 @@ makes no difference. For programs that end what they have blocked for a time the
 			return e.showBlocks(blocks)
 		},
 	}
-	cmd.Flags().BoolVar(&keep, "keep-permanent", false, "with --file, keep blocks that have no end")
-	cmd.Flags().StringVar(&file, "file", "", "unblock the prefixes of this `list`")
+	cmd.Flags().BoolVar(&keep, "keep-permanent", false, "with --file, keep blocks without an end")
+	cmd.Flags().StringVar(&file, "file", "", "unblock the prefixes in this `list`")
 	return cmd
 }
 

@@ -13,10 +13,11 @@ func bypassCommand(e env) *cobra.Command {
 	var forTime durationFlag
 	cmd := &cobra.Command{
 		Use:   "bypass on|off",
-		Short: "Switch all limits off (kill switch), or on again",
-		Long: `The kill switch. With "on" all limits only observe: they count and enforce nothing,
-until "off" or for the time of --for. Blocks stay enforced. Status, top, metrics and the
-log show a bypass. It survives reloads, and restarts when "run" has --state.`,
+		Short: "Suspend all limits (kill switch), or enforce them again",
+		Long: `Suspend all limits, or enforce them again. With "on", all limits only observe: they count,
+and enforce nothing. The bypass ends with "off", or after --for. Blocks stay enforced.
+"status", "top", metrics and the log show the bypass. It survives reloads, and also
+restarts if "run" has --state.`,
 		Example: `  shaperd bypass on --for 10m
   shaperd bypass off`,
 		Annotations: changeAnnotations,
@@ -51,6 +52,6 @@ log show a bypass. It survives reloads, and restarts when "run" has --state.`,
 			})
 		},
 	}
-	addForFlag(cmd, &forTime, `until "shaperd bypass off"`)
+	addForFlag(cmd, &forTime, "bypass", `until "shaperd bypass off"`)
 	return cmd
 }

@@ -18,9 +18,9 @@ func checkCommand(e env) *cobra.Command {
 		Use:         "check FILE...",
 		Annotations: jsonAnnotations,
 		Short:       "Validate configuration files and print the effective configuration",
-		Long: `Validate configuration files, and the conf.d directory next to each, as "run" and a
-reload do. Prints the effective configuration, with rates in bits and in bytes. Exits
-with 1 when a file has errors.`,
+		Long: `Validate configuration files, and the conf.d directory next to each, in the same way as
+"run" and a reload. Prints the effective configuration, with rates in bits and in bytes.
+Exits with 1 if a file has errors.`,
 		Example: `  shaperd check /etc/shaperd/shaperd.toml
   shaperd check --json shaperd.toml | jq '.[].errors'`,
 		Args: func(_ *cobra.Command, files []string) error {

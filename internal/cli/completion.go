@@ -10,8 +10,8 @@ func completionCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish",
 		Short: "Print a completion script for a shell",
-		Long: `Print a completion script for a shell. It completes verbs, flags, and the limits of the
-running daemon. "make install" installs it.`,
+		Long: `Print a completion script for a shell. The script completes commands, flags, and limits
+of the running daemon. Packages and "make install" install it.`,
 		Example: `  source <(shaperd completion bash)
   shaperd completion fish > ~/.config/fish/completions/shaperd.fish`,
 		Args:      wantArgs("bash|zsh|fish"),

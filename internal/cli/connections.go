@@ -22,8 +22,8 @@ func connectionsCommand(e env) *cobra.Command {
 		Use:   "connections",
 		Short: "List connections and the limits that throttle them",
 		Long: `List TCP connections and UDP flows with their source, stage, bytes, total time waited,
-the limit that throttles them now, and the one that throttled them longest.
-"connections kill" resets some of them.`,
+the limit that throttles them now, and the limit that throttled them longest.
+"connections kill" resets connections.`,
 		Example: `  shaperd connections --source 192.0.2.0/24 --sort waited
   shaperd connections --limit per-source --top 5
   shaperd connections kill 4711`,
@@ -107,8 +107,8 @@ func killCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "kill ID...",
 		Short: "Reset connections",
-		Long: `Reset connections by their ID in "shaperd connections". An unknown ID does not keep the
-others from being reset.`,
+		Long: `Reset connections by their ID in "shaperd connections". If an ID is unknown, the
+others are reset nevertheless.`,
 		Example:     `  shaperd connections kill 4711 4712`,
 		Annotations: jsonAnnotations,
 		Args:        wantArgs("ID..."),

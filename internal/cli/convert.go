@@ -23,16 +23,19 @@ func convertCommand(e env) *cobra.Command {
 	programs := []string{"haproxy", "nginx", "iptables"}
 	cmd := &cobra.Command{
 		Use:   "convert haproxy|nginx|iptables FILE",
-		Short: "Translate the limits of another program to a configuration",
-		Long: `Translate the limits of another program to a configuration, which is printed: of
-HAProxy the proxies with "mode tcp", of nginx the block "stream", of iptables the rules
-with hashlimit or connlimit, as iptables-save prints them. FILE may be "-".
+		Short: "Translate limits of HAProxy, nginx or iptables to a configuration",
+		Long: `Translate the limits of another program to a configuration, and print it. Supported are
+the proxies of HAProxy with "mode tcp", the block "stream" of nginx, and the rules of
+iptables with hashlimit or connlimit, as iptables-save prints them. If FILE is "-", read
+standard input.
 
-Each line says from which line of FILE it comes. What has no counterpart is left out, and
-listed with the reason on standard error and in comments. Nothing is guessed.
+Comments name the line of FILE for each line of the output. Lines without a counterpart
+are omitted, and listed with the reason on standard error and in comments. Nothing is
+guessed.
 
-Those of iptables become limits at attachments, as the host only forwards the packets; the
-others become listeners. Exits with 1 when nothing can be converted.`,
+Rules of iptables become limits at attachments, because the host only forwards the
+packets. Proxies of HAProxy and nginx become listeners. Exits with 1 if nothing can be
+converted.`,
 		Example: `  shaperd convert haproxy /etc/haproxy/haproxy.cfg > shaperd.toml
   iptables-save | shaperd convert iptables --interface eth0 - > shaperd.toml`,
 		Args: wantArgs("haproxy|nginx|iptables", "FILE"),
@@ -76,7 +79,7 @@ others become listeners. Exits with 1 when nothing can be converted.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&device, "interface", "", "of iptables: `interface` of rules that name none")
+	cmd.Flags().StringVar(&device, "interface", "", "with iptables: `interface` for rules without -i and -o")
 	return cmd
 }
 

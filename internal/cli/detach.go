@@ -15,9 +15,9 @@ func detachCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "detach",
 		Short: "Remove BPF programs and queues left on interfaces",
-		Long: `Remove every program, map, queue and link that a daemon left on interfaces when it was
-killed, or that on_stop = "keep" left in place. A running daemon removes them itself
-when its configuration no longer has the attachment.`,
+		Long: `Remove all programs, maps, queues and links that a daemon left on interfaces because it
+was killed, or because of on_stop = "keep". Refused while a daemon runs: a running daemon
+removes them itself when its configuration no longer has the attachment.`,
 		Example: `  systemctl stop shaperd && shaperd detach`,
 		Args:    noArgs(""),
 		RunE: func(*cobra.Command, []string) error {
@@ -39,6 +39,6 @@ when its configuration no longer has the attachment.`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&pins, "pin-path", "/sys/fs/bpf/shaperd", "`directory` that [daemon] pin_path names")
+	cmd.Flags().StringVar(&pins, "pin-path", "/sys/fs/bpf/shaperd", "`directory` in [daemon] pin_path")
 	return cmd
 }

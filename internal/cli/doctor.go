@@ -20,10 +20,12 @@ func doctorCommand(e env) *cobra.Command {
 		Use:   "doctor",
 		Short: "Diagnose the host and the configuration, and suggest fixes",
 		Long: `Diagnose this host and the configuration: kernel, privileges, system limits, ports, files
-and the systemd unit; and where limits are shared, the ledger: whether it answers soon
-enough, and whether all hosts have the same limits. Prints each problem with a command
-that fixes it. Works with or without a running daemon; root sees more. Exits with 1 when
-a check fails; a warning is not a failure.`,
+and the systemd unit. If limits are shared, also check whether the ledger answers in
+time, and whether all hosts have the same limits. Prints each problem with a command
+that fixes it.
+
+Works with or without a running daemon. Some checks require root. Exits with 1 if a check
+fails; a warning is not a failure.`,
 		Example: `  shaperd doctor --config shaperd.toml
   shaperd doctor --probe --json | jq '.checks[] | select(.state == "fail")'`,
 		Args:        noArgs("; use --config to name the configuration"),

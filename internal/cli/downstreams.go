@@ -18,13 +18,16 @@ func downstreamsCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "downstreams",
 		Short: "List downstreams; drain or enable them",
-		Long: `List the downstreams of all listeners with their state and connections, and how they
-do: how long a handshake takes (median), how many questions they answer per second, and
-how long that takes from the last byte of a question to the first byte of its answer (median
-and 99th percentile), all over the last minute, but the rate over 10 s; how many dials have
-failed, and how many connections they have reset. Nothing that waits inside shaperd is in it.
+		Long: `List the downstreams of all listeners with their state, connections and measurements:
 
-"downstreams drain" stops giving new connections to one, "downstreams enable" undoes that.`,
+CONNECT is the median time of a handshake. ANSWERS/S is the rate of answered requests over
+the last 10 s. ANSWER P50 and P99 are the time from the last byte of a request to the
+first byte of its answer. FAILED counts failed dials, and RESETS connections that the
+downstream has reset. CONNECT, P50 and P99 are of the last minute. Times exclude waits
+inside shaperd.
+
+"downstreams drain" stops new connections to a downstream, "downstreams enable" undoes
+that.`,
 		Example: `  shaperd downstreams
   shaperd downstreams drain 10.0.0.5:5432`,
 		Annotations: jsonAnnotations,
@@ -43,8 +46,8 @@ failed, and how many connections they have reset. Nothing that waits inside shap
 		},
 	}
 	cmd.AddCommand(
-		setDownstreamCommand(e, true, "drain", "Stop giving new connections to a downstream", "Stop giving new connections to a downstream. Open connections stay. Survives reloads,\nand restarts when \"run\" has --state."),
-		setDownstreamCommand(e, false, "enable", "Give new connections to a drained downstream again", "Give new connections to a drained downstream again."),
+		setDownstreamCommand(e, true, "drain", "Stop new connections to a downstream", "Stop new connections to a downstream. Open connections continue. Survives reloads, and\nalso restarts if \"run\" has --state."),
+		setDownstreamCommand(e, false, "enable", "Resume new connections to a drained downstream", "Resume new connections to a drained downstream."),
 	)
 	return cmd
 }
@@ -84,7 +87,7 @@ func setDownstreamCommand(e env, drained bool, verb, short, long string) *cobra.
 	cmd := &cobra.Command{
 		Use:   verb + " DOWNSTREAM",
 		Short: short,
-		Long: long + ` DOWNSTREAM is written as in the configuration
+		Long: long + ` Write DOWNSTREAM as in the configuration
 and in "shaperd downstreams".`,
 		Example: fmt.Sprintf(`  shaperd downstreams %s 10.0.0.5:5432
   shaperd downstreams %[1]s 10.0.0.5:5432 --listener db`, verb),

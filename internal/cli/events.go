@@ -21,10 +21,9 @@ func eventsCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show recent log records of the daemon",
-		Long: `Show the last log records of the daemon at level info or above. With --follow, keep
-printing new ones; with --json and --follow, print one event per line. With --kind, show
-only those of a kind: "penalty" are sources that penalties block. The journal has the
-whole log.`,
+		Long: `Show the last log records of the daemon at level info or above. With --follow, continue
+with new records; with --json and --follow, print one record per line. --kind penalty
+shows only the sources that penalties block. The journal contains the whole log.`,
 		Example: `  shaperd events
   shaperd events --follow --kind penalty
   journalctl -u shaperd`,
@@ -43,7 +42,7 @@ whole log.`,
 			return e.show(events, func(p *term.Printer) { printEvents(p, events) })
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "keep printing new events")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new events")
 	cmd.Flags().StringVar(&kind, "kind", "", "show only events of this `kind`: penalty")
 	cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions([]string{"penalty"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd

@@ -26,11 +26,11 @@ func explainCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain --source IP --to tcp|udp/[IP:]PORT [--listener NAME | --attach NAME [--destination IP] [--dscp D] [--mark M]]",
 		Short: "Explain which limits apply to a connection, their state, and the bottleneck",
-		Long: `Explain which limits apply to a connection from a source, in which buckets, and which
-one is the bottleneck; with --attach, to packets at an attachment. The running daemon
-adds the state of each bucket and when the next unit may leave. When several listeners
-accept the port, name one, or the address that the client connects to. With --config,
-explain a configuration file; this needs no daemon.`,
+		Long: `Explain which limits apply to a connection from a source, their buckets, and which limit
+is the bottleneck. With --attach, explain the same for packets at an attachment. The
+running daemon adds the state of each bucket, and the time until the next unit may leave.
+If several listeners accept the port, name the listener, or the address that the client
+connects to. With --config, explain a configuration file; this needs no daemon.`,
 		Example: `  shaperd explain --source 192.0.2.7 --to tcp/5432
   shaperd explain --source 192.0.2.7 --to tcp/203.0.113.1:5432
   shaperd explain --config shaperd.toml --source 192.0.2.7 --to tcp/5432
@@ -43,7 +43,7 @@ explain a configuration file; this needs no daemon.`,
 				return usageFromQuestion(err)
 			}
 			if file == "" && at != "" {
-				return usageError{errors.New("--at needs --config: the daemon knows what holds now")}
+				return usageError{errors.New("--at requires --config: a running daemon explains the present time only")}
 			}
 			if file == "" {
 				return explainFromDaemon(cmd.Context(), e, *q, ask)
@@ -70,17 +70,17 @@ explain a configuration file; this needs no daemon.`,
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "explain this configuration `file`, not the running daemon")
-	cmd.Flags().StringVar(&at, "at", "", "with --config, explain what holds at this `time`: 22:30 is today, or 2026-12-24T22:30")
+	cmd.Flags().StringVar(&at, "at", "", "with --config, explain the schedules at this `time`, such as 22:30 (today) or 2026-12-24T22:30")
 	cmd.Flags().StringVar(&ask.Source, "source", "", "`address` of the client")
-	cmd.Flags().StringVar(&ask.To, "to", "", "`protocol/port` that the client connects to, such as tcp/5432 or tcp/192.0.2.1:5432; icmp is for attachments")
-	cmd.Flags().StringVar(&ask.Listener, "listener", "", "`name` of the listener, when several accept the port")
+	cmd.Flags().StringVar(&ask.To, "to", "", "destination `protocol/port`, such as tcp/5432 or tcp/192.0.2.1:5432; at attachments also icmp")
+	cmd.Flags().StringVar(&ask.Listener, "listener", "", "`name` of the listener, if several accept the port")
 	cmd.Flags().StringVar(&ask.Attach, "attach", "", "`name` of an attachment: explain packets there")
 	cmd.Flags().StringVar(&ask.Destination, "destination", "", "destination `address` of packets at the attachment")
-	cmd.Flags().StringVar(&ask.Downstream, "downstream", "", "`name` of the downstream that is chosen, as in \"downstreams\", when the listener has several")
-	cmd.Flags().StringVar(&ask.Cgroup, "cgroup", "", "control group of the local process that sends, a `path` such as /system.slice/x.service")
+	cmd.Flags().StringVar(&ask.Downstream, "downstream", "", "`name` of the downstream, as in \"downstreams\", if the listener has several")
+	cmd.Flags().StringVar(&ask.Cgroup, "cgroup", "", "`path` of the control group of a local sender, such as /system.slice/x.service")
 	cmd.Flags().StringVar(&ask.TLV, "tlv", "", "`type=value` in the PROXY header of the connection, such as 0xE0=tenant-7")
-	cmd.Flags().StringVar(&ask.DSCP, "dscp", "", "`DSCP` of packets at the attachment, such as ef or 46; by default 0")
-	cmd.Flags().StringVar(&ask.Mark, "mark", "", "`mark` of packets at the attachment, such as 0x10; by default 0")
+	cmd.Flags().StringVar(&ask.DSCP, "dscp", "", "`DSCP` of packets at the attachment, such as ef or 46 (default 0)")
+	cmd.Flags().StringVar(&ask.Mark, "mark", "", "`mark` of packets at the attachment, such as 0x10 (default 0)")
 	return cmd
 }
 
@@ -247,7 +247,7 @@ func printExplanation(p *term.Printer, x api.Explanation) {
 		p.Line("%s", verdictText(x))
 		for _, l := range x.Limits {
 			if l.Shed > 0 {
-				p.Line("Limit %q %s %s of new connections: \"shaperd limits %s\" says why.", l.Limit, shedVerb(l.Mode), term.Percent(l.Shed), api.Printable(l.Limit))
+				p.Line("Limit %q %s %s of new connections: \"shaperd limits %s\" shows the signals.", l.Limit, shedVerb(l.Mode), term.Percent(l.Shed), api.Printable(l.Limit))
 			}
 		}
 		for _, l := range x.Limits {
@@ -356,7 +356,7 @@ func verdictText(x api.Explanation) string {
 		if l.Limit == x.By {
 			by = *l.Bucket
 			if l.SlotFor != "" {
-				waits = "What a connection asks next"
+				waits = "The next request of a connection"
 			}
 		}
 	}

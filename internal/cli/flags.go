@@ -85,9 +85,9 @@ func (s *durationFlag) Set(text string) error {
 
 func (s *durationFlag) seconds() float64 { return time.Duration(*s).Seconds() }
 
-// addForFlag adds --for to cmd.
-func addForFlag(cmd *cobra.Command, s *durationFlag, byDefault string) {
-	cmd.Flags().Var(s, "for", "duration, such as 10m (default: "+byDefault+")")
+// addForFlag adds --for to cmd, the duration of its effect.
+func addForFlag(cmd *cobra.Command, s *durationFlag, effect, byDefault string) {
+	cmd.Flags().Var(s, "for", "length of the "+effect+", such as 10m (default: "+byDefault+")")
 	cmd.RegisterFlagCompletionFunc("for", cobra.FixedCompletions([]string{"10m", "1h"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -120,7 +120,7 @@ func addEnumFlag(cmd *cobra.Command, name, usage string, words ...string) *enumF
 // addTopFlag adds --top to cmd.
 func addTopFlag(cmd *cobra.Command) *int {
 	top := 20
-	cmd.Flags().Var((*countFlag)(&top), "top", "show at most N rows")
+	cmd.Flags().Var((*countFlag)(&top), "top", "show at most this `number` of rows")
 	return &top
 }
 

@@ -134,14 +134,15 @@ func TestGroup(t *testing.T) {
 	gw3.reloadWith(gw3.text)
 	gw3.waitShared("joined again", func(s *api.Shared) bool { return s.State == "joined" && s.Counted && s.Live == 3 })
 
-	// doctor asks the ledger itself. Other checks may fail on this host.
-	out, _ = gw2.verb("doctor", "--json", "--config", gw2.config)
-	if !regexp.MustCompile(`"name": "shared",\s*"state": "ok",\s*"text": "the ledger at shaperd://[0-9.:]+ answers in [0-9.]+[mµ]s, with 3 of 3 hosts"`).MatchString(out) {
-		t.Errorf("doctor:\n%s", out)
-	}
+	// doctor asks the ledger itself. Other checks may fail on this host, and a slow answer is worth a warning.
+	answers := regexp.MustCompile(`"name": "shared",\s*"state": "ok",\s*"text": "the ledger at shaperd://[0-9.:]+ answers in [0-9.]+[mµ]s, with 3 of 3 hosts"`)
+	testutil.WaitFor(t, "doctor to find the ledger in order", func() bool {
+		out, _ = gw2.verb("doctor", "--json", "--config", gw2.config)
+		return answers.MatchString(out)
+	})
 	other := writeConfig(t, "", strings.Replace(gw2.text, "80Mbit/s", "90Mbit/s", 1))
 	out, _ = gw2.verb("doctor", "--json", "--config", other)
-	for _, want := range []string{`hosts disagree about limit \"total\": here rate 90Mbit/s = 11.25MB/s; at gw1 rate 80Mbit/s = 10MB/s.`, "at gw3", "the daemon has other shared limits than the configuration"} {
+	for _, want := range []string{`hosts disagree about limit \"total\": here rate 90Mbit/s = 11.25MB/s; at gw1 rate 80Mbit/s = 10MB/s.`, "at gw3", "the shared limits of the daemon differ from the configuration"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in:\n%s", want, out)
 		}

@@ -18,12 +18,14 @@ func holdCommand(e env) *cobra.Command {
 	var endIdle bool
 	cmd := &cobra.Command{
 		Use:   "hold LISTENER",
-		Short: "Make new connections of a listener wait, while its server is restarted",
-		Long: `Make new connections and UDP flows of a listener wait, instead of passing them on to its
-downstreams. Open connections go on; with --end-idle those are closed on which neither side
-owes an answer and nothing has moved for a second. The hold ends after --for, or with
-"shaperd resume": then those that wait are let in at a rate that begins with ramp, and grows.
-Each waits for hold_timeout at most. Survives reloads, and restarts when "run" has --state.`,
+		Short: "Hold new connections of a listener, such as during a restart of its server",
+		Long: `Hold new connections and UDP flows of a listener: they wait, and do not reach its
+downstreams. Open connections continue. With --end-idle, connections are closed on which
+neither side owes an answer and nothing has moved for a second.
+
+The hold ends after --for, or with "shaperd resume". Then waiting connections are admitted
+at a rate that begins with the ramp of the listener, and grows. Each waits for at most
+hold_timeout. A hold survives reloads, and also restarts if "run" has --state.`,
 		Example: `  shaperd hold db --for 5m
   shaperd hold db --end-idle && systemctl restart postgresql && shaperd resume db`,
 		Annotations:       changeAnnotations,
@@ -33,7 +35,7 @@ Each waits for hold_timeout at most. Survives reloads, and restarts when "run" h
 			return e.setListener(cmd.Context(), api.SetListener{Listener: args[0], Held: true, Duration: forTime.seconds(), EndIdle: endIdle})
 		},
 	}
-	addForFlag(cmd, &forTime, `until "shaperd resume"`)
+	addForFlag(cmd, &forTime, "hold", `until "shaperd resume"`)
 	cmd.Flags().BoolVar(&endIdle, "end-idle", false, "close idle connections")
 	return cmd
 }
@@ -42,8 +44,8 @@ func resumeCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "resume LISTENER",
 		Short: "End the hold of a listener",
-		Long: `End the hold of a listener. Connections that wait are let in at a rate that begins with
-the ramp of the listener, and grows by half every 3 seconds until none waits.`,
+		Long: `End the hold of a listener. Waiting connections are admitted at a rate that begins with
+the ramp of the listener, and grows by half every 3 seconds until no connection waits.`,
 		Example:           `  shaperd resume db`,
 		Annotations:       changeAnnotations,
 		Args:              wantArgs("LISTENER"),
@@ -86,11 +88,11 @@ func holdText(listener string, waiting int, h *api.Hold) string {
 		if h.Left > 0 {
 			end = "for another " + term.Seconds(h.Left)
 		}
-		fmt.Fprintf(&b, "HELD: new connections of %s wait, since %s, %s", listener, term.Seconds(h.For), end)
+		fmt.Fprintf(&b, "HELD: new connections of %s have been held for %s, %s", listener, term.Seconds(h.For), end)
 	case "down":
-		fmt.Fprintf(&b, "DOWN: new connections of %s wait, since %s, until a downstream can be reached", listener, term.Seconds(h.For))
+		fmt.Fprintf(&b, "DOWN: new connections of %s have waited for %s, until a downstream can be reached", listener, term.Seconds(h.For))
 	default:
-		fmt.Fprintf(&b, "RAMP: new connections of %s are let in at %.3g/s, and growing", listener, h.Rate)
+		fmt.Fprintf(&b, "RAMP: new connections of %s are admitted at %.3g/s, and the rate grows", listener, h.Rate)
 	}
 	fmt.Fprintf(&b, "; %d waiting", waiting)
 	if h.LastServed > 0 && waiting > 0 {

@@ -17,7 +17,7 @@ func TestHold(t *testing.T) {
 	config := writeConfig(t, "", configText(listen, "", testutil.ServeTCP(t, testutil.Echo), "1MB/s"))
 	state := filepath.Join(filepath.Dir(config), "state")
 	first := startControlled(t, config, "--state", state)
-	first.must("hold db --for 1h", "HELD: new connections of db wait, since ", "for another 1h", "; 0 waiting.")
+	first.must("hold db --for 1h", "HELD: new connections of db have been held for ", "for another 1h", "; 0 waiting.")
 	if out, err := first.verb("hold", "bd"); exitCode(err) != exitUsage || !strings.Contains(err.Error(), `unknown listener "bd"; listeners of this daemon: db`) {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -34,10 +34,10 @@ func TestHold(t *testing.T) {
 	defer c.Close()
 	testutil.WaitFor(t, "the client to wait", func() bool {
 		out, err := second.verb("status")
-		return err == nil && strings.Contains(out, `HELD: new connections of db wait, since `) && strings.Contains(out, "; 1 waiting.")
+		return err == nil && strings.Contains(out, `HELD: new connections of db have been held for `) && strings.Contains(out, "; 1 waiting.")
 	})
-	second.must("explain --source 192.0.2.1 --to tcp/"+port(listen), "HELD: new connections of db wait")
-	second.must("resume db", "RAMP: new connections of db are let in at 10/s, and growing; ")
+	second.must("explain --source 192.0.2.1 --to tcp/"+port(listen), "HELD: new connections of db have been held")
+	second.must("resume db", "RAMP: new connections of db are admitted at 10/s, and the rate grows; ")
 	if err := ping(c); err != nil {
 		t.Fatal(err)
 	}
@@ -56,9 +56,9 @@ func TestHoldText(t *testing.T) {
 		hold    api.Hold
 		want    string
 	}{
-		{3, api.Hold{State: "down", For: 12}, "DOWN: new connections of db wait, since 12s, until a downstream can be reached; 3 waiting."},
-		{400, api.Hold{State: "ramp", Rate: 22.5, LastServed: 9}, "RAMP: new connections of db are let in at 22.5/s, and growing; 400 waiting, the last of them for another 9s."},
-		{7, api.Hold{State: "held", For: 1, Left: 60, LastServed: 61}, "HELD: new connections of db wait, since 1s, for another 1m; 7 waiting, the last of them for another 1m1s."},
+		{3, api.Hold{State: "down", For: 12}, "DOWN: new connections of db have waited for 12s, until a downstream can be reached; 3 waiting."},
+		{400, api.Hold{State: "ramp", Rate: 22.5, LastServed: 9}, "RAMP: new connections of db are admitted at 22.5/s, and the rate grows; 400 waiting, the last of them for another 9s."},
+		{7, api.Hold{State: "held", For: 1, Left: 60, LastServed: 61}, "HELD: new connections of db have been held for 1s, for another 1m; 7 waiting, the last of them for another 1m1s."},
 	} {
 		if got := holdText("db", tt.waiting, &tt.hold); got != tt.want {
 			t.Errorf("%q, want %q", got, tt.want)

@@ -18,8 +18,8 @@ func limitsCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "limits [LIMIT]",
 		Short: "List limits and their current effect",
-		Long: `List all limits, or show one in detail: its values, throughput, delayed share and delays,
-waiting connections, refusals by reason, and conformance.`,
+		Long: `List all limits, or show one limit in detail: its values, throughput, share of delayed
+traffic, delays, waiting connections, refusals by reason, and conformance.`,
 		Example: `  shaperd limits
   shaperd limits per-source
   shaperd limits --json | jq '.[] | select(.waiting > 0) | .name'`,
@@ -90,11 +90,11 @@ func effectiveSummary(l api.Limit) string {
 	return s
 }
 
-// adaptiveText formats what an adaptive limit has found out: "adapted to 38".
+// adaptiveText formats the result of an adaptive limit: "adapted to 38".
 func adaptiveText(a *api.Adaptive) string {
 	switch {
 	case a.Observed && a.Connections == 0:
-		return "would adapt: too little load so far to tell"
+		return "would adapt: not enough load so far"
 	case a.Observed:
 		return fmt.Sprintf("would adapt to %d", a.Connections)
 	}
@@ -109,10 +109,10 @@ func printAdaptive(item func(name, format string, args ...any), l api.Limit) {
 		text += fmt.Sprintf(" (up to %d while limits are compared), from %d to %d", a.Most, a.MinConnections, l.MaxConnections)
 	}
 	if a.Leader != "" {
-		text += fmt.Sprintf(", of all hosts; %s finds out", api.Printable(a.Leader))
+		text += fmt.Sprintf(", for all hosts; %s leads the search", api.Printable(a.Leader))
 	}
 	if len(a.Unheard) > 0 {
-		text += fmt.Sprintf("; it stays until %s is heard again, or forgotten", api.Printable(strings.Join(a.Unheard, ", ")))
+		text += fmt.Sprintf("; it does not change until %s answers again, or is forgotten", api.Printable(strings.Join(a.Unheard, ", ")))
 	}
 	if a.Throughput > 0 {
 		text += fmt.Sprintf("; %s answers with as many", term.PerSecond(a.Throughput))
@@ -269,7 +269,7 @@ func keysCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "keys --limit LIMIT",
 		Short: "List the busiest buckets of a limit",
-		Long: `List the buckets of a limit with the most delay, refusals or bytes in about the last
+		Long: `List the buckets of a limit with the most delay, refusals or bytes of about the last
 minute. "<=" marks a figure that may be more than 10% too large.`,
 		Example: `  shaperd keys --limit per-source
   shaperd keys --limit per-source --sort dropped --top 5`,
@@ -325,9 +325,9 @@ func talkersCommand(e env) *cobra.Command {
 	var by, sort *enumFlag
 	cmd := &cobra.Command{
 		Use:   "talkers",
-		Short: "List the sources that are delayed, refused or send the most",
+		Short: "List the sources with the most delay, refusals or traffic",
 		Long: `List the sources, prefixes or autonomous systems with the most delay, refusals or bytes
-in about the last minute. "<=" marks a figure that may be more than 10% too large.`,
+of about the last minute. "<=" marks a figure that may be more than 10% too large.`,
 		Example: `  shaperd talkers
   shaperd talkers --by asn --sort rate --top 5`,
 		Annotations: jsonAnnotations,

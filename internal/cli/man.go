@@ -19,7 +19,7 @@ func manCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "man --dir DIRECTORY",
 		Short:   "Write the manual pages",
-		Long:    `Write a manual page for each verb to a directory, dated by SOURCE_DATE_EPOCH.`,
+		Long:    `Write a manual page for each command to a directory, dated by SOURCE_DATE_EPOCH.`,
 		Example: `  shaperd man --dir /usr/share/man/man8`,
 		Hidden:  true, // for "make install"
 		Args:    noArgs("; use --dir to name the directory"),
@@ -79,7 +79,7 @@ func manPage(w io.Writer, cmd *cobra.Command, date string) {
 	line(".Sh NAME\n.Nm %s\n.Nd %s", manName(cmd), roff(strings.ToLower(cmd.Short[:1])+cmd.Short[1:]))
 	line(".Sh SYNOPSIS")
 	if cmd.HasSubCommands() && !cmd.HasParent() {
-		line(".Nm shaperd\n.Ar verb\n.Op Ar options")
+		line(".Nm shaperd\n.Ar command\n.Op Ar options")
 	} else {
 		line(".Nm %s", roff(cmd.CommandPath()))
 		if _, args, ok := strings.Cut(cmd.Use, " "); ok {
@@ -126,15 +126,15 @@ func manPage(w io.Writer, cmd *cobra.Command, date string) {
 
 // manRoot writes the sections that apply to all verbs.
 func manRoot(w io.Writer, root *cobra.Command) {
-	fmt.Fprintln(w, ".Sh OPTIONS\nFor all verbs that talk to a daemon:\n.Bl -tag -width Ds")
+	fmt.Fprintln(w, ".Sh OPTIONS\nFor all commands that query a daemon:\n.Bl -tag -width Ds")
 	manFlags(w, root.PersistentFlags())
 	fmt.Fprintln(w, `.El
 .Sh ENVIRONMENT
 .Bl -tag -width Ds
 .It Ev SHAPERD_CONTROL
-Control socket of the daemon, unless
+Control socket of the daemon, if
 .Fl -control
-names one.
+is absent.
 .It Ev NO_COLOR
 Disables colors when it is not empty.
 .El
@@ -142,9 +142,9 @@ Disables colors when it is not empty.
 .Bl -tag -width Ds
 .It Pa /etc/shaperd/shaperd.toml
 The configuration.
-Files in the directory
+The daemon also reads the files in the directory
 .Pa conf.d
-next to it are read too.
+next to it.
 .It Pa /run/shaperd/control.sock
 The control socket.
 .El

@@ -16,10 +16,11 @@ func penaltiesCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "penalties",
 		Short: "List the sources that penalties block; end a penalty",
-		Long: `List the sources that [[penalty]] of the configuration blocks, as a limit has refused them
-often, and those that one with observe = true would block; with --all, those too whose
-block has ended, and that are remembered so that their next one is longer. Blocks by
-operators are listed by "shaperd blocks".
+		Long: `List the sources that penalties block because a limit has refused them often, and the
+sources that penalties with observe = true would block. With --all, also list the sources
+whose block has ended: they are remembered, so that their next block is longer.
+
+"shaperd blocks" lists the blocks of operators.
 
 "penalties end" ends the penalty of a source.`,
 		Example: `  shaperd penalties
@@ -34,7 +35,7 @@ operators are listed by "shaperd blocks".
 			return e.showPenalties(all, remembered)
 		},
 	}
-	cmd.Flags().BoolVar(&remembered, "all", false, "list sources too whose block has ended")
+	cmd.Flags().BoolVar(&remembered, "all", false, "also list sources whose block has ended")
 	cmd.AddCommand(endPenaltyCommand(e))
 	return cmd
 }
@@ -44,8 +45,9 @@ func endPenaltyCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "end SOURCE",
 		Short: "End the penalty of a source",
-		Long: `End the penalty of a source, an address or a prefix that "shaperd penalties --all" lists,
-and forget what it was refused: its next block is as long as a first one.`,
+		Long: `End the penalty of a source, which is an address or a prefix that "shaperd penalties
+--all" lists, and reset the count of its refusals. Its next block is as long as a first
+one.`,
 		Example: `  shaperd penalties end 192.0.2.7
   shaperd penalties end 2001:db8::/64 --limit per-source`,
 		Annotations: changeAnnotations,

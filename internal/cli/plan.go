@@ -21,11 +21,11 @@ import (
 func planCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "plan FILE",
-		Short: "Tell what a reload with a configuration file would change",
-		Long: `Compare a configuration file with the configuration of the running daemon, and tell what
-a reload would change: which keys, and what other limits the sources that have
-connections or flows now would get. Nothing is changed. Exits with 1 when a reload would
-refuse the file. Overrides of operators are left out of both.`,
+		Short: "Show the changes that a reload would make",
+		Long: `Compare a configuration file with the configuration of the running daemon, and show the
+changes that a reload would make: the keys that change, and the limits that change for
+sources that have connections or flows now. Nothing is changed. Both sides exclude the
+overrides of operators. Exits with 1 if a reload would refuse the file.`,
 		Example: `  shaperd plan /etc/shaperd/shaperd.toml
   shaperd plan new.toml && cp new.toml /etc/shaperd/shaperd.toml && shaperd reload`,
 		Annotations: jsonAnnotations,
@@ -86,7 +86,7 @@ func comparePlan(ctx context.Context, c *api.Client, next *plan.Plan) (*planChan
 	}
 	was, err := plan.LoadFiles(&files, nil)
 	if err != nil {
-		return nil, fmt.Errorf("the configuration of the daemon, with the files that it names as they are now: %w", err)
+		return nil, fmt.Errorf("the configuration of the daemon, with the present state of the files that it names: %w", err)
 	}
 	found, err := c.Connections(ctx, api.ConnectionQuery{Top: maxPlanned})
 	if err != nil {
@@ -211,6 +211,6 @@ func (p *planChanges) print(out *term.Printer) {
 		}
 	}
 	if p.Skipped > 0 {
-		out.Line("%d connections and flows more were not compared: they are too many, or of an earlier configuration.", p.Skipped)
+		out.Line("%d other connections and flows were not compared: they are too many, or belong to an earlier configuration.", p.Skipped)
 	}
 }

@@ -60,5 +60,5 @@ max_connections = 7
 		}
 	}
 	d.must("plan "+writeConfig(t, "", strings.Replace(base, "name = \"db\"", "name = \"renamed\"", 1)), "listener", "For the 2 sources", "nothing changes")
-	d.must("plan "+writeConfig(t, "", fmt.Sprintf(strings.Replace(base, listen, "%s", 1), testutil.FreeAddr(t, "tcp"))), "listener \"db\" is gone, or no longer accepts")
+	d.must("plan "+writeConfig(t, "", fmt.Sprintf(strings.Replace(base, listen, "%s", 1), testutil.FreeAddr(t, "tcp"))), "listener \"db\" is removed, or no longer accepts")
 }

@@ -16,9 +16,9 @@ func quotaCommand(e env) *cobra.Command {
 	top := 20
 	cmd := &cobra.Command{
 		Use:   "quota [LIMIT]",
-		Short: "List what was used of quotas; reset one",
-		Long: `List what was used of the quotas of limits in the present period, those of which the largest
-part is used first. "quota reset" forgets what was used.`,
+		Short: "List the use of quotas; reset a quota",
+		Long: `List the use of quotas in the present period, largest part first. "quota reset" resets a
+quota.`,
 		Example: `  shaperd quota
   shaperd quota a-month --top 5
   shaperd quota --json | jq '.quotas[] | select(.used >= .amount) | .key'`,
@@ -40,7 +40,7 @@ part is used first. "quota reset" forgets what was used.`,
 			return e.show(all, func(p *term.Printer) { printQuotas(p, all) })
 		},
 	}
-	cmd.Flags().IntVar(&top, "top", top, "maximum `number` of quotas")
+	cmd.Flags().IntVar(&top, "top", top, "show at most this `number` of quotas")
 	cmd.AddCommand(resetQuotaCommand(e))
 	return cmd
 }
@@ -49,9 +49,10 @@ func resetQuotaCommand(e env) *cobra.Command {
 	var source string
 	cmd := &cobra.Command{
 		Use:   "reset LIMIT",
-		Short: "Forget what was used of the quota of a limit",
-		Long: `Forget what was used of the quota of a limit in the present period, as soon as that is in
-the file of quotas. With "source" in the key of the limit, name a source. The log says who did it.`,
+		Short: "Reset the quota of a limit",
+		Long: `Reset the use of a quota in the present period, as soon as the reset is in the file of
+quotas. If the key of the limit has "source", name a source with --source. The log records
+the author.`,
 		Example:           `  shaperd quota reset a-month --source 192.0.2.7`,
 		Annotations:       changeAnnotations,
 		Args:              wantArgs("LIMIT"),
@@ -62,7 +63,11 @@ the file of quotas. With "source" in the key of the limit, name a source. The lo
 				return limitError(cmd.Context(), c, args[0], err)
 			}
 			return e.show(struct{}{}, func(p *term.Printer) {
-				p.Line("What %s used of the quota of limit %s is forgotten.", cmp.Or(source, "all"), args[0])
+				if source == "" {
+					p.Line("The quota of limit %s is reset.", args[0])
+				} else {
+					p.Line("The quota of limit %s is reset for %s.", args[0], source)
+				}
 			})
 		},
 	}
@@ -72,10 +77,10 @@ the file of quotas. With "source" in the key of the limit, name a source. The lo
 
 func printQuotas(p *term.Printer, all api.Quotas) {
 	if all.Error != "" {
-		p.Line("%s", p.Red("QUOTAS WAIT, as their file cannot be written: "+api.Printable(all.Error)))
+		p.Line("%s", p.Red("QUOTAS WAIT, because their file cannot be written: "+api.Printable(all.Error)))
 	}
 	if all.Total == 0 {
-		p.Line("Nothing was used of a quota.")
+		p.Line("No quota is in use.")
 		return
 	}
 	t := term.NewTable("LIMIT", "KEY", ">USED", ">OF", ">PART", "PERIOD", ">ENDS IN", "THEN")

@@ -49,7 +49,7 @@ max_connections = 5
 		}
 		return err == nil
 	}
-	d.must("quota", "Nothing was used of a quota.")
+	d.must("quota", "No quota is in use.")
 	for i, want := range []bool{true, true, true, false} {
 		if passes() != want {
 			t.Fatalf("connection %d: %v", i, !want)
@@ -59,7 +59,7 @@ max_connections = 5
 	d.must("quota logins --top 1", "logins")
 	d.must("explain --source 127.0.0.1 --to tcp/"+listen[strings.LastIndexByte(listen, ':')+1:],
 		`New traffic would be refused: limit "logins", quota.`, `Quota of limit "logins": 3 of 3 used, per day UTC; the period ends in `)
-	d.must("quota reset logins --source 127.0.0.1", "What 127.0.0.1 used of the quota of limit logins is forgotten.")
+	d.must("quota reset logins --source 127.0.0.1", "The quota of limit logins is reset for 127.0.0.1.")
 	if !passes() {
 		t.Error("none passes after a reset")
 	}

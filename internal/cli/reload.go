@@ -18,7 +18,7 @@ func reloadCommand(e env) *cobra.Command {
 		Use:   "reload",
 		Short: "Reload the configuration",
 		Long: `Reload the configuration and wait for the result. Ports, connections, buckets and queues
-stay. When the new configuration has errors, they are printed, and the old one stays
+stay. If the new configuration has errors, prints them, and the old configuration stays
 effective. Overrides stay, except those set with --until-reload.`,
 		Example:     `  shaperd check /etc/shaperd/shaperd.toml && shaperd reload`,
 		Annotations: jsonAnnotations,

@@ -10,11 +10,11 @@ func resetCommand(e env) *cobra.Command {
 	var source string
 	cmd := &cobra.Command{
 		Use:   "reset LIMIT",
-		Short: "Forget what the bucket of a limit owes",
-		Long: `Forget what the bucket of a limit owes: a backlog, or the new connections that have passed.
-What comes next is treated as that of a source which has just come, so the server may get more
-than the limit for that moment. With "source" in the key of the limit, name a source. What
-waits in queues goes on waiting there. The log says who did it.`,
+		Short: "Reset the bucket of a limit",
+		Long: `Reset a bucket of a limit: its backlog, or its count of new connections. Later traffic is
+treated as that of a new source, so the server may get more than the limit for a moment.
+Units in queues continue to wait. If the key of the limit has "source", name a source with
+--source. The log records the author.`,
 		Example: `  shaperd reset logins --source 192.0.2.7
   shaperd reset database`,
 		Annotations:       changeAnnotations,
@@ -27,9 +27,9 @@ waits in queues goes on waiting there. The log says who did it.`,
 			}
 			return e.show(struct{}{}, func(p *term.Printer) {
 				if source == "" {
-					p.Line("What the bucket of limit %s owed is forgotten.", args[0])
+					p.Line("The bucket of limit %s is reset.", args[0])
 				} else {
-					p.Line("What the bucket of %s under limit %s owed is forgotten.", source, args[0])
+					p.Line("The bucket of %s under limit %s is reset.", source, args[0])
 				}
 			})
 		},

@@ -47,7 +47,7 @@ queue_timeout = "0s"
 			t.Fatalf("connection %d: %v", i, !want)
 		}
 	}
-	d.must("reset logins --source 127.0.0.1", "What the bucket of 127.0.0.1 under limit logins owed is forgotten.")
+	d.must("reset logins --source 127.0.0.1", "The bucket of 127.0.0.1 under limit logins is reset.")
 	for i, want := range []bool{true, true, false} {
 		if passes() != want {
 			t.Fatalf("connection %d after a reset: %v", i, !want)
@@ -57,7 +57,7 @@ queue_timeout = "0s"
 	if passes() {
 		t.Error("more than 4 have passed under the limit of all")
 	}
-	d.must("reset all", "What the bucket of limit all owed is forgotten.")
+	d.must("reset all", "The bucket of limit all is reset.")
 	if !passes() {
 		t.Error("none has passed after a reset of the limit of all")
 	}

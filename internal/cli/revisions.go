@@ -13,8 +13,8 @@ func revisionsCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "revisions",
 		Short: "List the configurations that were effective",
-		Long: `List the last ten configurations that were effective, the newest first, as "run" with
---state keeps them. "shaperd rollback" goes back to one of them.`,
+		Long: `List the last ten configurations that were effective, newest first. "run" keeps them if it
+has --state. "shaperd rollback" returns to one of them.`,
 		Example: `  shaperd revisions
   shaperd revisions --json`,
 		Annotations: jsonAnnotations,
@@ -42,12 +42,14 @@ func revisionsCommand(e env) *cobra.Command {
 func rollbackCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback [REVISION]",
-		Short: "Go back to a configuration that was effective",
-		Long: `Apply a configuration that was effective before, whatever its files are now: the last other
-one, or the one with a revision that "shaperd revisions" lists, of which the first letters
-are enough. It is effective until the next reload or restart, which read the files again;
-"shaperd status" says so until then. Buckets keep their backlog. Files that a configuration
-names, such as lists of a group, are read as they are now.`,
+		Short: "Return to an earlier configuration",
+		Long: `Apply a configuration that was effective before. Without REVISION, it is the last one that
+differs from the effective configuration. REVISION is in "shaperd revisions"; its first
+letters are enough. The state of the configuration files does not matter. However, files
+that the configuration names, such as lists of a group, are read in their present state.
+
+The configuration is effective until the next reload or restart, which read the files
+again. Until then, "shaperd status" shows the rollback. Buckets keep their backlog.`,
 		Example: `  shaperd rollback
   shaperd rollback 5f0c61`,
 		Annotations: changeAnnotations,

@@ -106,12 +106,12 @@ func rootCommand(e env) *cobra.Command {
 		Use:     "shaperd",
 		Version: e.version,
 		Short:   "Limit traffic to a fragile server to what it can handle",
-		Long: `Limit traffic to a fragile server to what it can handle. "run" is the daemon; "status"
-shows its health, "explain" shows why a source is throttled, and "set limit" and
-"bypass" change limits without a restart.
+		Long: `Limit traffic to a fragile server to what it can handle. "run" runs the daemon,
+"status" shows its health, "explain" shows why a source is throttled, and "set limit"
+and "bypass" change limits without a restart.
 
-Exit status: 0 on success, 1 on a failure or when "status" finds a problem, 2 on an
-invalid command line, 3 when no daemon answers. "status --check" has the codes of
+Exit codes: 0 on success, 1 on a failure or when "status" finds a problem, 2 on an
+invalid command line, 3 when no daemon answers. "status --check" exits with the codes of
 monitoring plugins.`,
 		Example: `  shaperd status
   shaperd explain --source 192.0.2.7 --to tcp/5432
@@ -123,8 +123,8 @@ monitoring plugins.`,
 	if path, ok := os.LookupEnv("SHAPERD_CONTROL"); ok {
 		e.flags.control = path
 	}
-	root.PersistentFlags().StringVar(&e.flags.control, "control", e.flags.control, "control `socket` of the daemon; also SHAPERD_CONTROL")
-	root.PersistentFlags().BoolVar(&e.flags.json, "json", false, "print the JSON of the API")
+	root.PersistentFlags().StringVar(&e.flags.control, "control", e.flags.control, "control `socket` of the daemon; SHAPERD_CONTROL sets it too")
+	root.PersistentFlags().BoolVar(&e.flags.json, "json", false, "print the response of the API as JSON")
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddGroup(&cobra.Group{ID: groupObserve, Title: "Observe:"}, &cobra.Group{ID: groupControl, Title: "Control:"}, &cobra.Group{ID: groupHost, Title: "On this host:"})
 	root.SetHelpCommandGroupID(groupHost)
@@ -145,6 +145,13 @@ monitoring plugins.`,
 			verb.GroupID = group
 			root.AddCommand(verb)
 		}
+	}
+	root.InitDefaultHelpCmd()
+	if help, _, err := root.Find([]string{"help"}); err == nil {
+		help.Use = "help [COMMAND]"
+		help.Short = "Show the help of a command"
+		help.Long = "Show the help of a command, as COMMAND --help does. Without COMMAND, list all commands."
+		help.Example = "  shaperd help set limit"
 	}
 	return root
 }

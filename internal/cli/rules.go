@@ -20,9 +20,9 @@ func rulesCommand(e env) *cobra.Command {
 		Use:   "rules",
 		Short: "Print, install or remove the rules of transparent listeners",
 		Long: `Print the nft and ip commands that redirect packets to the transparent listeners of a
-configuration, and, commented out, those that remove the rules. With --install or
---remove, do it. The daemon installs the rules itself unless [transparent] rules is
-"manual". They stay when it stops, so that no traffic bypasses it in the meantime.`,
+configuration, and as comments the commands that remove these rules. With --install or
+--remove, execute them. The daemon installs the rules itself unless [transparent] rules is
+"manual". The rules stay when the daemon stops, so that no traffic bypasses it meanwhile.`,
 		Example: `  shaperd rules --config shaperd.toml
   shaperd rules --remove`,
 		Args: noArgs("; use --config to name the configuration"),
@@ -54,7 +54,7 @@ configuration, and, commented out, those that remove the rules. With --install o
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", defaultConfig, "configuration `file`")
-	cmd.Flags().Uint32Var(&mark, "mark", 0, "with --remove: remove the rules with this mark")
+	cmd.Flags().Uint32Var(&mark, "mark", 0, "with --remove, remove the rules with this `mark`")
 	cmd.Flags().BoolVar(&install, "install", false, "install the rules, replacing earlier ones")
 	cmd.Flags().BoolVar(&remove, "remove", false, "remove the installed rules")
 	return cmd

@@ -17,9 +17,9 @@ func runCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run the daemon",
-		Long: `Run the daemon in the foreground. SIGHUP reloads the configuration in place; a new one
-with errors is rejected. SIGTERM stops the daemon gracefully: new connections are refused,
-open ones may go on for --drain-timeout. A second SIGTERM resets them.`,
+		Long: `Run the daemon in the foreground. SIGHUP reloads the configuration; a configuration with
+errors changes nothing. SIGTERM stops the daemon gracefully: it refuses new connections,
+and open ones may continue for --drain-timeout. A second SIGTERM resets them.`,
 		Example: `  shaperd run --config shaperd.toml`,
 		Args:    noArgs("; use --config to name the configuration"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -38,8 +38,8 @@ open ones may go on for --drain-timeout. A second SIGTERM resets them.`,
 	cmd.Flags().StringVar(&o.Config, "config", defaultConfig, "configuration `file`; conf.d/*.toml next to it is read too")
 	cmd.Flags().StringVar(&logFormat, "log-format", "text", "log `format`: text or json")
 	cmd.Flags().StringVar(&logLevel, "log-level", "info", "minimum `level` to log: debug, info, warn or error")
-	cmd.Flags().StringVar(&o.State, "state", "", "save bucket state in `file`, and runtime overrides in file.overrides, across restarts (default: not saved)")
-	cmd.Flags().DurationVar(&o.DrainTimeout, "drain-timeout", 30*time.Second, "how long open connections may go on after SIGTERM")
+	cmd.Flags().StringVar(&o.State, "state", "", "save bucket state in `file`, and runtime overrides in file.overrides, for the next start (default: not saved)")
+	cmd.Flags().DurationVar(&o.DrainTimeout, "drain-timeout", 30*time.Second, "reset connections that are open this `duration` after SIGTERM")
 	return cmd
 }
 

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -173,7 +175,16 @@ func TestRefusalLog_Summary(t *testing.T) {
 	}
 	first.Close()
 	d.stop()
-	d.waitLog(`msg=refused limit=per-source reason=wait-timeout mode=enforce packets=0 connections=20`)
+	// There is a summary every ten seconds, and one at the end.
+	summary := regexp.MustCompile(`msg=refused limit=per-source reason=wait-timeout mode=enforce packets=0 connections=(\d+)`)
+	testutil.WaitFor(t, "summaries of 20 connections", func() bool {
+		sum := 0
+		for _, m := range summary.FindAllStringSubmatch(d.log.String(), -1) {
+			n, _ := strconv.Atoi(m[1])
+			sum += n
+		}
+		return sum == 20
+	})
 	// Five at once, then one per second, and up to two summaries of the omitted ones.
 	maxLogged := 7 + 2*int(time.Since(begun)/time.Second)
 	if n := strings.Count(d.log.String(), "connection refused"); n < 5 || n > maxLogged {
@@ -270,7 +281,7 @@ func TestRun_ClosedStderr(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := fmt.Sprintf("shaperd_config_reloads_total{result=\"success\"} %d\n", i)
-		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 			answer, err := http.Get("http://" + metrics + "/metrics")
 			if err != nil {
 				t.Fatalf("the daemon has ended: %v", err)
@@ -281,7 +292,7 @@ func TestRun_ClosedStderr(t *testing.T) {
 				break
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("no %q in 5 s", want)
+				t.Fatalf("no %q in 30 s", want)
 			}
 		}
 	}

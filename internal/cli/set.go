@@ -40,18 +40,17 @@ func setLimitCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "limit LIMIT KEY=VALUE...",
 		Short: "Override keys of a limit",
-		Long: `Override keys of a limit, and print the limit before and after. Values are written as in
-the configuration. An override ends after --for, with the next reload (--until-reload),
-or with "shaperd unset limit". Without --until-reload it survives reloads, and restarts
-when "run" has --state. When the time of --for has passed, the previous override is
-effective again. Buckets keep their backlog: a higher rate causes no burst.
+		Long: `Override keys of a limit, and print the limit before and after. Write values as in the
+configuration. An override ends after --for, at the next reload (--until-reload), or with
+"shaperd unset limit". Without --until-reload it survives reloads, and also restarts if
+"run" has --state. When the time of --for has passed, the previous override is effective
+again. Buckets keep their backlog: a higher rate causes no burst.
 
-With --source only the buckets of these sources have the values, as with "values" in the
-configuration; limits have buckets of sources with "source" in their key.
+With --source, only the buckets of these sources have the values, as with "values" in the
+configuration. The key of the limit must have "source".
 
-With --save, which requires root, the override is written to a file in the conf.d directory
-next to the configuration, and the daemon reloads. "shaperd unset limit --saved" removes
-that file.`,
+With --save, which requires root, write the override to a file in the conf.d directory next
+to the configuration, and reload. "shaperd unset limit --saved" removes that file.`,
 		Example: `  shaperd set limit per-source rate=20Mbit/s --for 10m
   shaperd set limit per-source rate=50Mbit/s --source 192.0.2.7 --for 1h
   shaperd set limit database max_connections=50 queue_timeout=5s --save`,
@@ -74,7 +73,7 @@ that file.`,
 				return usageError{errors.New("--save is permanent: it cannot be combined with --for or --until-reload")}
 			}
 			if save && source != "" {
-				return usageError{errors.New("--save is for all sources: write values of some into a file that values of the limit names")}
+				return usageError{errors.New("--save cannot be combined with --source: write values of sources into the file that values of the limit names")}
 			}
 			if save {
 				return saveLimit(cmd.Context(), e, file, args[0], set)
@@ -82,7 +81,7 @@ that file.`,
 			return setLimit(cmd.Context(), e, args[0], api.SetLimit{Source: source, Set: set, Duration: forTime.seconds(), UntilReload: untilReload})
 		},
 	}
-	cmd.Flags().StringVar(&source, "source", "", "only for the buckets of this source `prefix`")
+	cmd.Flags().StringVar(&source, "source", "", "override only the buckets of this source `prefix`")
 	addSetFlags(cmd, &forTime, &untilReload)
 	cmd.Flags().BoolVar(&save, "save", false, "write the override to a file in conf.d, and reload")
 	addConfigFlag(cmd, &file)
@@ -130,7 +129,7 @@ func overrideText(o api.Override) string {
 
 // addSetFlags adds --for and --until-reload to a verb that overrides keys of a limit.
 func addSetFlags(cmd *cobra.Command, forTime *durationFlag, untilReload *bool) {
-	addForFlag(cmd, forTime, `until "shaperd unset limit"`)
+	addForFlag(cmd, forTime, "override", `until "shaperd unset limit"`)
 	cmd.Flags().BoolVar(untilReload, "until-reload", false, "end the override with the next reload")
 }
 
@@ -199,9 +198,9 @@ func unsetLimitCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "limit LIMIT [KEY...]",
 		Short: "Remove overrides of a limit",
-		Long: `Remove the overrides of a limit, or those of some keys: the configured values are
-effective again. With --source, those of these sources alone. With --saved, remove the file that "shaperd set limit --save" has
-written, and reload.`,
+		Long: `Remove the overrides of a limit, or only those of some keys. The configured values are
+effective again. With --source, remove only overrides for these sources. With --saved,
+remove the file that "shaperd set limit --save" has written, and reload.`,
 		Example: `  shaperd unset limit per-source
   shaperd unset limit per-source rate burst
   shaperd unset limit per-source --source 192.0.2.7
@@ -231,7 +230,7 @@ written, and reload.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&source, "source", "", "only overrides of this source `prefix`")
+	cmd.Flags().StringVar(&source, "source", "", "remove only overrides of this source `prefix`")
 	cmd.Flags().BoolVar(&saved, "saved", false, "remove the file of saved overrides, and reload")
 	addConfigFlag(cmd, &file)
 	return cmd
@@ -254,7 +253,7 @@ func addConfigFlag(cmd *cobra.Command, file *string) {
 
 // modeCommand returns the verb that switches a limit to a mode.
 func modeCommand(e env, mode shaper.Mode) *cobra.Command {
-	short, long := "Switch a limit to dry run: count, do not enforce", "Switch a limit to dry run: it counts what it would delay and refuse, and enforces\nnothing"
+	short, long := "Switch a limit to dry run: count, do not enforce", "Switch a limit to dry run: it counts the traffic that it would delay or refuse, and\nenforces nothing"
 	if mode == shaper.Enforce {
 		short, long = "Enforce a limit that observes", `Enforce a limit that observes`
 	}

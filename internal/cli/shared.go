@@ -18,9 +18,9 @@ import (
 func sharedCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "shared",
-		Short: "Show the hosts that share limits; forget one that is gone",
-		Long: `Show the group of hosts that share limits, and what this host may use of them: see
-"shaperd shared status". Tell the others that a host is gone: see "shaperd shared forget".`,
+		Short: "Show the hosts that share limits; remove a host",
+		Long: `Show the group of hosts that share limits, and the parts of this host: see "shaperd shared
+status". Remove a host that is gone from the group: see "shaperd shared forget".`,
 		Example: `  shaperd shared status
   shaperd shared forget gw3`,
 		RunE: func(*cobra.Command, []string) error {
@@ -34,14 +34,15 @@ func sharedCommand(e env) *cobra.Command {
 func sharedStatusCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
-		Short: "Show the hosts that share limits, and what each may use",
-		Long: `Show whether this host is in its group, for how long its lease lasts, and how many hosts
-are live; then what the ledger knows of each host, and what this host may use of each
-shared limit and wants of it. SHARE is of the values that are for all hosts together.
-A bucket is short when this host should get more of it, and tight when all hosts
-together want more than there is.
+		Short: "Show the hosts that share limits, and their parts",
+		Long: `Show whether this host is in its group, the end of its lease, and the number of live hosts.
+Then show the state of each host in the ledger, and for each shared limit the part that
+this host may use, and the part that it needs. SHARE is a fraction of the values for all
+hosts together. A bucket is short if this host should get more of it, and tight if all
+hosts together need more than the limit.
 
-Exits with 1 when this host is alone, hosts disagree about limits, or two have one name.`,
+Exits with 1 if this host is alone, if hosts disagree about limits, or if two hosts have
+the same name.`,
 		Example: `  shaperd shared status
   shaperd shared status --json | jq '.ledger.hosts[] | select(.state == "absent") | .name'`,
 		Annotations: jsonAnnotations,
@@ -73,16 +74,16 @@ func sharedForgetCommand(e env) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "forget HOST",
-		Short: "Tell the group that a host is gone for good, so that others have its part",
-		Long: `Tell the ledger that HOST is gone for good, or was never there, so that the others use its
-part of each shared limit. If it runs nevertheless, and is only cut off, all hosts together
-may exceed the limits. The ledger refuses this for a host that has called lately. A host
-that comes back is in the group again. One that was stopped by "shaperd stop", or by
-systemctl, need not be forgotten.
+		Short: "Remove a host that is gone for good, so that others use its part",
+		Long: `Remove HOST, which is gone for good or never existed, from the ledger, so that the other
+hosts use its part of each shared limit. If the host still runs, and is only cut off, all
+hosts together may exceed the limits. The ledger refuses this for a host that has called
+recently. A host that returns is in the group again. A host that was stopped with "shaperd
+stop" or systemctl need not be removed.
 
 With failover = "strict", which several shaperd:// addresses imply, a host that is gone may
-have joined at another ledger: its part, also that of one that was stopped, is kept until
-another host takes its place, or hosts is lowered on all hosts.`,
+have joined at another ledger. Its part, also that of a stopped host, is therefore kept
+until another host takes its place, or until hosts is lowered on all hosts.`,
 		Example: `  shaperd shared forget gw3
   shaperd shared forget gw3 --yes`,
 		Annotations:       jsonAnnotations,
@@ -101,7 +102,7 @@ another host takes its place, or hosts is lowered on all hosts.`,
 			return e.show(s, func(p *term.Printer) { p.Line("%s is forgotten: %s", api.Printable(args[0]), forgottenText(&s)) })
 		},
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	return cmd
 }
 
@@ -221,11 +222,11 @@ func liveHosts(s *api.Shared) int {
 // printHosts prints what the ledger knows of the hosts.
 func printHosts(p *term.Printer, s api.Shared) {
 	if s.Ledger == nil {
-		p.Line("The hosts are not known: %s", api.Printable(cmp.Or(s.LedgerError, "the ledger was not asked")))
+		p.Line("The hosts are unknown: %s.", api.Printable(cmp.Or(s.LedgerError, "the ledger was not queried")))
 		return
 	}
 	if !s.Ledger.Settled {
-		p.Line("The ledger began %s ago and does not know yet what all hosts use.", term.Seconds(s.Ledger.Age))
+		p.Line("The ledger began %s ago, and does not know the use of all hosts yet.", term.Seconds(s.Ledger.Age))
 	}
 	t := term.NewTable("HOST", "STATE", ">LAST CALL", ">LEASE LEFT", "LIMITS", "VERSION")
 	for _, h := range s.Ledger.Hosts {
@@ -251,7 +252,7 @@ func printHosts(p *term.Printer, s api.Shared) {
 	}
 	p.Section(t)
 	if n := s.Ledger.Unknown; n > 0 {
-		p.Line("Not known yet: %s; 1/%d of each limit is kept for each.", term.Plural(int64(n), "host"), s.Hosts)
+		p.Line("%s unknown yet. 1/%d of each shared limit is kept for each.", term.Plural(int64(n), "more host"), s.Hosts)
 	}
 	for _, d := range s.Differences {
 		p.Line("%s differs at %s: here %s; there %s", api.Printable(cmp.Or(d.Limit, "a limit")), api.Printable(d.Host),

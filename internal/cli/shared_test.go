@@ -67,7 +67,7 @@ func TestSharedStatus(t *testing.T) {
 			"\ngw3              absent, 1/4 kept     5m ago           -  same    0.9\n",
 			"\ngw4              gone                      -           -  -\n",
 			`"gw2\x1b[31m"`,
-			"Not known yet: 1 host; 1/4 of each limit is kept for each.\n",
+			"1 more host unknown yet. 1/4 of each shared limit is kept for each.\n",
 			"\nper-office  cold ones               25% of 10Mbit/s = 2.5Mbit/s\n",
 			"\nper-office  cold ones               25% of 40/s = 10/s new connections\n",
 			"\nper-office  source 192.0.2.0/24     50% of 10Mbit/s = 5Mbit/s                      100%  hot, short, tight\n",
@@ -96,14 +96,14 @@ func TestSharedStatus(t *testing.T) {
 			return s
 		}(), exitFailure, []string{
 			"HOSTS DISAGREE: about x\n", "  differ  ", "total differs at gw2: here rate 80Mbit/s; there rate 90Mbit/s\n", "a limit differs at gw3: here ?; there ?\n",
-			"shared limits: hosts disagree", "The ledger began 500ms ago and does not know yet what all hosts use.\n",
+			"shared limits: hosts disagree", "The ledger began 500ms ago, and does not know the use of all hosts yet.\n",
 		}, ""},
 		{"alone", api.Shared{
 			State: "alone", For: 12.34, Why: "no ledger answers: connection refused", Name: "gw1", Hosts: 4, Group: "default", Alone: "open", StoreError: "connection refused", LedgerError: "connection refused",
 			Problems: []api.Problem{{Severity: "critical", Title: "Not limited together", Text: "alone for 12s"}},
 		}, exitFailure, []string{
 			"NOT LIMITED TOGETHER: alone for 12s\ngw1: alone for 12.3s, group default\nlease: ended; alone = \"open\"",
-			"The hosts are not known: connection refused\n", "shared limits: not limited together",
+			"The hosts are unknown: connection refused.\n", "shared limits: not limited together",
 		}, "live"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

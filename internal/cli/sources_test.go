@@ -96,7 +96,7 @@ values = "customers.csv"
 	d.must("explain --source 127.0.0.9 --to tcp/"+port(listen), `Excepted from limit "per-source".`, "No limit matches")
 	d.must("explain --source 127.0.1.7 --to tcp/"+port(listen), "4 connections, wait 0s (of this source)")
 	d.must("explain --source 127.0.0.1 --to tcp/"+port(listen), "1 connections, wait 0s ")
-	d.must("limits per-source", "1 connections, wait 0s, other values for gold, values of their own for 3 prefixes; one bucket per source")
+	d.must("limits per-source", "1 connections, wait 0s, other values for gold, other values for 3 prefixes; one bucket per source")
 	if out, _, err := command(t, "explain", "--config", config, "--source", "127.0.0.2", "--to", "tcp/"+port(listen)); err != nil || !strings.Contains(out, "2 connections, wait 0s (of this source)") {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -104,13 +104,13 @@ values = "customers.csv"
 	begin := time.Now()
 	write("monitoring.txt", "# nobody\n127.0.0.2\n")
 	d.waitLog("sources read again")
-	if took := time.Since(begin); took > 5*time.Second {
+	if took := time.Since(begin); took > 15*time.Second {
 		t.Errorf("a change took effect after %v", took)
 	}
 	expect(map[string]int{"127.0.0.2": 8, "127.0.0.10": 1})
 	write("customers.csv", "source,max_connections\n127.0.0.1,5\n127.0.0.2/33,2\n")
 	d.waitLog("customers.csv:3:1")
-	d.must("status", "OLD SOURCES are in use, as a file has a mistake: "+folder+"/customers.csv:3:1: ")
+	d.must("status", "OLD SOURCES are in use, because a file has an error: "+folder+"/customers.csv:3:1: ")
 	expect(map[string]int{"127.0.0.1": 1, "127.0.1.7": 4})
 	write("customers.csv", "source,max_connections\n127.0.0.1,5\n")
 	testutil.WaitFor(t, "the mistake to be gone", func() bool {
@@ -189,7 +189,7 @@ values = "customers.csv"
 	d := startControlled(t, config)
 	explains := func(source, want string) {
 		t.Helper()
-		end := time.Now().Add(15 * time.Second)
+		end := time.Now().Add(30 * time.Second)
 		for {
 			out, err := d.verb("explain", "--source", source, "--to", "tcp/"+port(listen))
 			if err == nil && strings.Contains(out, want) {
@@ -225,7 +225,7 @@ values = "customers.csv"
 	begin = time.Now()
 	d.must("unset limit l")
 	explains("198.51.100.1", "1/h new connections")
-	if took := time.Since(begin); took > 4*time.Second {
+	if took := time.Since(begin); took > 9*time.Second { // it would be read again after ten in any case
 		t.Errorf("a file took effect %v after what kept it from that was gone", took)
 	}
 	close(stop)

@@ -85,6 +85,22 @@ func TestState_NoFreshBurstAfterRestart(t *testing.T) {
 	fourth.waitLog("bucket state not restored")
 }
 
+// TestState_OfTwoDaemons checks that a daemon does not take the state file of one that runs.
+func TestState_OfTwoDaemons(t *testing.T) {
+	t.Parallel()
+	config := func() string {
+		return writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
+	}
+	state := filepath.Join(t.TempDir(), "state")
+	first := startDaemon(t, config(), "--state", state)
+	if _, _, err := command(t, "run", "--config", config(), "--control", "", "--state", state); err == nil || !strings.Contains(err.Error(), "--state "+state+": another daemon uses this file") {
+		t.Errorf("a second daemon: %v", err)
+	}
+	first.stop()
+	first.done <- <-first.done
+	startDaemon(t, config(), "--state", state)
+}
+
 // TestState_RejectsIrregularFiles checks that a start does not block on state files which are not
 // regular.
 func TestState_RejectsIrregularFiles(t *testing.T) {

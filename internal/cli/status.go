@@ -21,19 +21,20 @@ func statusCommand(e env) *cobra.Command {
 	var check, ready bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the health of the daemon, and what it throttles now",
+		Short: "Show the health of the daemon, and the traffic that it throttles",
 		Long: `Show the health of the daemon: conformance, the limits that throttle traffic now and by
-how much, and the most delayed sources; then listeners, downstreams, attachments,
+how much, and the most delayed sources. Then show listeners, downstreams, attachments,
 overrides, blocks, and errors of the last reload.
 
-Exits with 1 when a listener has no downstream that is up, when the limits of an
-attachment are not enforced, when conformance was violated in the last minute, or when
-this host is alone, or disagrees, with the others that share limits.
+Exits with 1 if a listener has no downstream that is up, if the limits of an attachment
+are not enforced, or if conformance was violated in the last minute. With shared limits,
+also exits with 1 if this host is alone, if hosts disagree about limits, or if two hosts
+have the same name.
 
---check prints one line with performance data for monitoring, and exits as plugins of
-Nagios and Icinga do: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. --ready is for keepalived
-and load balancers: it exits with 0 when this host can take traffic, and with 1 while the
-daemon starts or stops, hangs, or does not enforce the limits of an attachment.`,
+--check prints one line with performance data for monitoring, and exits with the codes of
+Nagios and Icinga plugins: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN. --ready is for
+keepalived and load balancers: it exits with 0 if this host can take traffic, and with 1
+while the daemon starts or stops, hangs, or does not enforce the limits of an attachment.`,
 		Example: `  shaperd status
   shaperd status --json | jq .conformance
   shaperd status --check
@@ -65,8 +66,8 @@ daemon starts or stops, hangs, or does not enforce the limits of an attachment.`
 			return cmp.Or(e.show(s, func(p *term.Printer) { printStatus(p, s, limits, delayed) }), statusError(s))
 		},
 	}
-	cmd.Flags().BoolVar(&check, "check", false, "print one line for Nagios or Icinga, and exit with its codes")
-	cmd.Flags().BoolVar(&ready, "ready", false, "print whether this host can take traffic, and exit with 1 if not")
+	cmd.Flags().BoolVar(&check, "check", false, "print one line for Nagios or Icinga, and exit with their codes")
+	cmd.Flags().BoolVar(&ready, "ready", false, "print whether this host can take traffic; exit with 1 if not")
 	return cmd
 }
 
@@ -159,14 +160,14 @@ func sheddingText(l api.Limit) string {
 	if l.Shed.Share > 0 {
 		text = fmt.Sprintf("Limit %q %s %s of its new connections", l.Name, shedVerb(l.Mode), term.Percent(l.Shed.Share))
 		if len(short) > 0 {
-			text += ": short of " + strings.Join(short, ", ")
+			text += ", because of " + strings.Join(short, ", ")
 		} else {
-			text += ", and gives back"
+			text += ", and recovers"
 		}
 		text += ". "
 	}
 	if len(failed) > 0 {
-		text += fmt.Sprintf("Limit %q cannot read %s, and sheds nothing for it.", l.Name, strings.Join(failed, ", "))
+		text += fmt.Sprintf("Limit %q cannot read %s, and sheds nothing because of it.", l.Name, strings.Join(failed, ", "))
 	}
 	return strings.TrimSpace(text)
 }
@@ -200,17 +201,17 @@ func printHeadlines(p *term.Printer, s api.Status, limits []api.Limit) {
 		p.Line("%s", p.Red(bypassText(s)))
 	}
 	if r := s.RolledBack; r != nil {
-		p.Line("%s", p.Red(fmt.Sprintf("ROLLED BACK to revision %s of %s: the configuration files are others; \"shaperd reload\" applies them, and so does a restart.",
+		p.Line("%s", p.Red(fmt.Sprintf("ROLLED BACK to revision %s of %s, which differs from the configuration files: \"shaperd reload\" or a restart applies the files.",
 			api.Printable(r.Revision), r.At.Local().Format(time.DateTime))))
 	}
 	for _, why := range s.SourceErrors {
-		p.Line("%s", p.Red("OLD SOURCES are in use, as a file has a mistake: "+api.Printable(why)))
+		p.Line("%s", p.Red("OLD SOURCES are in use, because a file has an error: "+api.Printable(why)))
 	}
 	if s.ScheduleError != "" {
-		p.Line("%s", p.Red("OLD VALUES are in use, as those of a schedule could not be applied: "+api.Printable(s.ScheduleError)))
+		p.Line("%s", p.Red("OLD VALUES are in use, because those of a schedule could not be applied: "+api.Printable(s.ScheduleError)))
 	}
 	if s.QuotaError != "" {
-		p.Line("%s", p.Red("QUOTAS WAIT, as their file cannot be written: "+api.Printable(s.QuotaError)))
+		p.Line("%s", p.Red("QUOTAS WAIT, because their file cannot be written: "+api.Printable(s.QuotaError)))
 	}
 	if s.StateError != "" {
 		p.Line("%s", p.Red(unsavedText(s)))

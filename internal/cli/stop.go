@@ -16,9 +16,9 @@ func stopCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop",
 		Short: "Stop the daemon gracefully",
-		Long: `Stop the daemon gracefully, as SIGTERM does: it refuses new connections, and open ones
-may go on for the --drain-timeout of "run". Shows how many are left until the daemon has
-exited; with --json, one line per change.`,
+		Long: `Stop the daemon gracefully, as SIGTERM does: it refuses new connections, and open ones may
+continue for the --drain-timeout of "run". Shows the number of open connections until the
+daemon has exited; with --json, one line per change.`,
 		Example:     `  shaperd stop`,
 		Annotations: jsonAnnotations,
 		Args:        noArgs(""),

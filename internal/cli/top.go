@@ -24,8 +24,8 @@ func topCommand(e env) *cobra.Command {
 		Short: "Monitor limits and their traffic interactively",
 		Long: `Show limits, and below them the busiest keys of the selected limit, or the top sources,
 prefixes or autonomous systems, updated every second. "?" lists the keyboard commands,
-"q" quits. When the daemon goes away, the last figures stay until it is back. Prints
-once and exits when stdout is not a terminal.`,
+"q" quits. While no daemon answers, the last figures stay. If standard output is not a
+terminal, prints once and exits.`,
 		Example: `  shaperd top
   watch -n 10 'shaperd top | cat'`,
 		Args: noArgs(""),

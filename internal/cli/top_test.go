@@ -89,7 +89,7 @@ func (term *terminal) keys(keys ...string) {
 // waitFor waits until the screen has all texts, and returns it with colors.
 func (term *terminal) waitFor(texts ...string) string {
 	term.t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		screen := term.tmux("capture-pane", "-p", "-e")
 		missing := ""
 		for _, text := range texts {
@@ -124,7 +124,7 @@ func TestTop_TerminalCloses(t *testing.T) {
 		t.Fatalf("the shell's children are %q", text)
 	}
 	term.tmux("kill-server")
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat("/proc/" + top); err != nil {
 			return
 		}

@@ -219,7 +219,7 @@ var topHelp = []string{
 	"up, down, j, k    select a limit, or a row of the list",
 	"enter, esc        go to the list, to the details of a row, and back",
 	"tab               keys of the limit, sources, prefixes, autonomous systems",
-	"d, x, r, c        sort by delay, by drops, by rate, not at all",
+	"d, x, r, c        sort by delay, drops, rate; do not sort",
 	"/                 filter by text",
 	"q                 quit",
 	"",

@@ -27,12 +27,14 @@ func tryCommand(e env) *cobra.Command {
 	var to, source string
 	cmd := &cobra.Command{
 		Use:   "try --to tcp/[IP:]PORT [-n 110] [--for 3s]",
-		Short: "Open connections, and tell what each of them got",
-		Long: `Open connections at once, hold them for --for, and tell what became of them: which reached
-the downstream and when, which wait for which limit, which were refused, how and when, and
-what they were told. They are real, and count as any others: the downstream gets as many as
-the limits let in. Nothing is sent on them. Without a running daemon, or its socket, the
-answer is only what a client sees. Without IP, 127.0.0.1 is connected to.`,
+		Short: "Open connections, and show the result of each",
+		Long: `Open connections at once, keep them open for --for, and show the results: which ones
+reached the downstream and when, which ones wait for a limit, and which ones were refused,
+when, and with which reply. The connections are real and count like any others: the
+downstream gets those that the limits admit. Nothing is sent on them.
+
+Without access to the control socket of a daemon, the results are only those that a client
+sees. The default of IP is 127.0.0.1.`,
 		Example: `  shaperd try --to tcp/5432 -n 110
   shaperd try --to tcp/192.0.2.1:5432 -n 30 --for 10s --source 192.0.2.7`,
 		Annotations: jsonAnnotations,
@@ -70,9 +72,9 @@ answer is only what a client sees. Without IP, 127.0.0.1 is connected to.`,
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "", "`protocol/port` to connect to, such as tcp/5432 or tcp/192.0.2.1:5432")
-	cmd.Flags().IntVarP(&t.count, "number", "n", t.count, "`number` of connections")
-	cmd.Flags().DurationVar(&t.wait, "for", t.wait, "how long to hold them")
-	cmd.Flags().StringVar(&source, "source", "", "`address` of this host to connect from")
+	cmd.Flags().IntVarP(&t.count, "number", "n", t.count, "open this `number` of connections")
+	cmd.Flags().DurationVar(&t.wait, "for", t.wait, "keep the connections open for this `duration`")
+	cmd.Flags().StringVar(&source, "source", "", "connect from this `address` of the host")
 	return cmd
 }
 
@@ -237,7 +239,7 @@ func (a *attempt) look(bySource map[string]api.Connection, now time.Duration) {
 func (a *attempt) summary(end time.Duration) (string, time.Duration) {
 	said := ""
 	if a.said != "" {
-		said = fmt.Sprintf(", told %q", a.said)
+		said = fmt.Sprintf(", reply %q", a.said)
 	}
 	switch {
 	case a.result != "":

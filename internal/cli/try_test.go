@@ -43,7 +43,7 @@ reply = "http-429"
 		return all
 	}
 	got := try("-n", "20", "--source", "127.0.0.9")
-	for result, want := range map[string]int{"passed to " + downstream: 10, `waits for limit "few"`: 5, `closed, told "HTTP/1.1 429 Too Many Requests"`: 5} {
+	for result, want := range map[string]int{"passed to " + downstream: 10, `waits for limit "few"`: 5, `closed, reply "HTTP/1.1 429 Too Many Requests"`: 5} {
 		if got[result].Connections != want {
 			t.Errorf("%q: %d, want %d: %+v", result, got[result].Connections, want, got)
 		}

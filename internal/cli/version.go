@@ -12,7 +12,7 @@ func versionCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",
-		Long:    "Print the version of this program. \"shaperd status\" shows that of the running daemon.",
+		Long:    "Print the version of this program. \"shaperd status\" shows the version of the running\ndaemon.",
 		Example: "  shaperd version",
 		Args:    noArgs(""),
 		RunE: func(*cobra.Command, []string) error {
