@@ -136,7 +136,7 @@ func TestConnLimiter_RootIsNotLockedOut(t *testing.T) {
 	if _, err := c.Bypass(t.Context(), api.SetBypass{On: true}); err != nil {
 		t.Errorf("bypass: %v", err)
 	}
-	if took := time.Since(begun); took > 2*time.Second {
+	if took := time.Since(begun); took > 20*time.Second {
 		t.Errorf("bypass took %v", took)
 	}
 	// Scripts block many prefixes at once.

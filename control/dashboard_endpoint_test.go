@@ -273,13 +273,13 @@ func TestServeDashboard_LimitsConnections(t *testing.T) {
 	if _, err := fmt.Fprintf(last, "GET /v1/downstreams HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", addr); err != nil {
 		t.Fatal(err)
 	}
-	if err := held[0].SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
+	if err := held[0].SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := held[0].Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the oldest one: %v, want its end", err)
 	}
-	if err := last.SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
+	if err := last.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	a, err := http.ReadResponse(bufio.NewReader(last), nil)

@@ -192,7 +192,7 @@ var endpoints = map[string]endpoint{
 		},
 	},
 	"GET /v1/quotas": {
-		says: "Quotas of which the largest parts are used", answer: api.Quotas{}, errors: []int{400},
+		says: "The most used quotas", answer: api.Quotas{}, errors: []int{400},
 		query: map[string]param{"limit": text("Only quotas of this limit."), "top": topSchema(100, 10000)},
 		asks:  []ask{{code: 200}, {at: "?limit=aq&top=1", code: 200}, {at: "?top=0", code: 400}},
 	},

@@ -158,7 +158,7 @@ func TestOpenAPI_Live(t *testing.T) {
 }
 
 // serveOn serves o on a socket that any user may connect to; only members of the group gid have
-// the role Reader. tune changes the server.
+// the role Reader. tune changes the server, which is patient.
 func serveOn(t *testing.T, o *Options, gid int, tune func(*http.Server)) *Server {
 	t.Helper()
 	socket, err := listenSocket(socketPath(t), gid, o.Log)
@@ -169,6 +169,7 @@ func serveOn(t *testing.T, o *Options, gid int, tune func(*http.Server)) *Server
 		t.Fatal(err)
 	}
 	h := newServer(newAPI(o))
+	patient(h)
 	if tune != nil {
 		tune(h)
 	}

@@ -45,14 +45,14 @@ func TestCollector_WellFormed(t *testing.T) {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
 	want := `
-# HELP shaperd_config_reload_success 1 if the last reload succeeded, 0 if the previous configuration stayed.
+# HELP shaperd_config_reload_success 1 if the last reload succeeded, 0 if it failed and the previous configuration is effective.
 # TYPE shaperd_config_reload_success gauge
 shaperd_config_reload_success 0
 # HELP shaperd_config_reloads_total Reloads by result, including the first load.
 # TYPE shaperd_config_reloads_total counter
 shaperd_config_reloads_total{result="failure"} 1
 shaperd_config_reloads_total{result="success"} 1
-# HELP shaperd_attachment_up 1 if packets at the interface are limited. The interface label is empty if a named interface is missing; there is no series while no interface matches the patterns.
+# HELP shaperd_attachment_up 1 if limits apply to packets at the interface. The interface label is empty if a named interface is missing; there is no series while no interface matches the patterns.
 # TYPE shaperd_attachment_up gauge
 shaperd_attachment_up{attachment="lost",direction="ingress",interface="",mode="police"} 0
 shaperd_attachment_up{attachment="uplink",direction="egress",interface="eth0",mode="shape"} 1
@@ -75,17 +75,17 @@ shaperd_shared_calls_total{result="answered"} 9
 shaperd_shared_calls_total{result="failed"} 2
 shaperd_shared_calls_total{result="refused"} 1
 shaperd_shared_calls_total{result="timed-out"} 3
-# HELP shaperd_shared_connections_max Connections that may be in flight at this host under the limit; with a key, of each bucket that no host needs more of.
+# HELP shaperd_shared_connections_max Connections that may be in flight at this host under the limit; with a key, of each cold bucket.
 # TYPE shaperd_shared_connections_max gauge
 shaperd_shared_connections_max{limit="aa"} 30
 # HELP shaperd_shared_joined 1 if this host is in its group and its lease has not ended, 0 if it is alone.
 # TYPE shaperd_shared_joined gauge
 shaperd_shared_joined 1
-# HELP shaperd_shared_share_ratio What this host may use of the rates of the limit, from 0 to 1; with a key, of each bucket that no host needs more of.
+# HELP shaperd_shared_share_ratio Part of the rates of the limit that this host may use, from 0 to 1; with a key, of each cold bucket.
 # TYPE shaperd_shared_share_ratio gauge
 shaperd_shared_share_ratio{limit="aa"} 0.31
 shaperd_shared_share_ratio{limit="ab"} 0.5
-# HELP shaperd_shared_short Buckets of the limit of which this host should get more when others have given it back; with a key, of the ten that it has most of.
+# HELP shaperd_shared_short Buckets of the limit of which this host should get more, as soon as other hosts have returned it; with a key, among the ten of which it has most.
 # TYPE shaperd_shared_short gauge
 shaperd_shared_short{limit="aa"} 1
 shaperd_shared_short{limit="ab"} 0

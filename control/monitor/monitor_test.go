@@ -3,6 +3,7 @@ package monitor
 import (
 	"log/slog"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"shaperd.dev/shaperd/api"
@@ -27,29 +28,31 @@ func monitorOf(t *testing.T, l shaper.Limit) (*Monitor, *shaper.Policy) {
 // Charts start with the history and continue with live events, so both must cover the same
 // time.
 func TestMonitor_HistoryEqualsLive(t *testing.T) {
-	m, p := monitorOf(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: 5 * time.Second})
-	state := p.State(0)
-	now := time.Now()
-	// 12 s ago a unit was delayed by 2 s, and 5 s ago 20 connections were refused.
-	for i := range 20 {
-		switch i {
-		case 8:
-			state.QueueDelay.Observe(2 * time.Second)
-		case 15:
-			state.Connections.Add(shaper.Refuse, shaper.QueueFull, 20)
+	synctest.Test(t, func(t *testing.T) { // the monitor takes no sample of its own in between
+		m, p := monitorOf(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: 5 * time.Second})
+		state := p.State(0)
+		now := time.Now()
+		// 12 s ago a unit was delayed by 2 s, and 5 s ago 20 connections were refused.
+		for i := range 20 {
+			switch i {
+			case 8:
+				state.QueueDelay.Observe(2 * time.Second)
+			case 15:
+				state.Connections.Add(shaper.Refuse, shaper.QueueFull, 20)
+			}
+			m.Sample(now.Add(time.Duration(i+1) * time.Second))
 		}
-		m.Sample(now.Add(time.Duration(i+1) * time.Second))
-	}
-	var l api.Limit
-	l.MaxDelay, l.QueueTimeout = 5, 1
-	m.FillLimit(&l, p, 0)
-	kept := m.History().Limits["a"]
-	if got, want := kept.P99[len(kept.P99)-1], l.QueueDelay.P99; got != want || want < 1 {
-		t.Errorf("p99 is %v in the history and %v live, want the same, above 1 s", got, want)
-	}
-	if got, want := kept.Refused[len(kept.Refused)-1], sumOf(l.RefusedRate); got != want || want != 2 {
-		t.Errorf("refused are %v in the history and %v live, want 2 a second", got, want)
-	}
+		var l api.Limit
+		l.MaxDelay, l.QueueTimeout = 5, 1
+		m.FillLimit(&l, p, 0)
+		kept := m.History().Limits["a"]
+		if got, want := kept.P99[len(kept.P99)-1], l.QueueDelay.P99; got != want || want < 1 {
+			t.Errorf("p99 is %v in the history and %v live, want the same, above 1 s", got, want)
+		}
+		if got, want := kept.Refused[len(kept.Refused)-1], sumOf(l.RefusedRate); got != want || want != 2 {
+			t.Errorf("refused are %v in the history and %v live, want 2 a second", got, want)
+		}
+	})
 }
 
 func sumOf(rates map[string]float64) (all float64) {
@@ -103,21 +106,23 @@ func TestMonitor_Throttling(t *testing.T) {
 		{"a connection waits", 1e6, 0, 0, 1, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m, p := monitorOf(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: time.Second})
-			state, now := p.State(0), time.Now()
-			m.Sample(now)
-			state.Bytes.Add(shaper.Pass, shaper.None, test.passed)
-			state.Bytes.Add(shaper.Delay, shaper.ByRate, test.delayed)
-			if test.delayed > 0 {
-				state.QueueDelay.Observe(test.by)
-			}
-			state.Waiting.Add(test.waiting)
-			m.Sample(now.Add(time.Second))
-			var l api.Limit
-			l.MaxDelay = 1
-			if m.FillLimit(&l, p, 0); l.Throttling != test.want {
-				t.Errorf("throttling is %v, with %v of the bytes delayed, by %v (p99)", l.Throttling, l.DelayedShare, l.QueueDelay.P99)
-			}
+			synctest.Test(t, func(t *testing.T) { // the monitor takes no sample of its own in between
+				m, p := monitorOf(t, shaper.Limit{Name: "a", Rate: 8e6, MaxDelay: time.Second})
+				state, now := p.State(0), time.Now()
+				m.Sample(now)
+				state.Bytes.Add(shaper.Pass, shaper.None, test.passed)
+				state.Bytes.Add(shaper.Delay, shaper.ByRate, test.delayed)
+				if test.delayed > 0 {
+					state.QueueDelay.Observe(test.by)
+				}
+				state.Waiting.Add(test.waiting)
+				m.Sample(now.Add(time.Second))
+				var l api.Limit
+				l.MaxDelay = 1
+				if m.FillLimit(&l, p, 0); l.Throttling != test.want {
+					t.Errorf("throttling is %v, with %v of the bytes delayed, by %v (p99)", l.Throttling, l.DelayedShare, l.QueueDelay.P99)
+				}
+			})
 		})
 	}
 }

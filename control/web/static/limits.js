@@ -273,7 +273,7 @@ function adapted(l) {
   const a = l.adaptive;
   const bounds = a.observed ? '' : ` (${count(a.min_connections)} to ${count(l.max_connections)})`;
   return {
-    name: a.observed ? 'Would adapt to' : 'Adapted to', value: a.connections > 0 ? `${count(a.connections)} connections${bounds}` : 'too little load to tell',
+    name: a.observed ? 'Would adapt to' : 'Adapted to', value: a.connections > 0 ? `${count(a.connections)} connections${bounds}` : 'unknown: too little load',
     title: a.changes.slice(-8).reverse().map((c) => `${new Date(c.at).toLocaleTimeString()}: ${c.from} to ${c.to}, ${c.reason}`).join('\n'),
   };
 }
@@ -289,6 +289,13 @@ function shed(l) {
       return x.error ? `${name}: ${x.error}` : `${name} ${show(x.value)}, sheds from ${show(x.above)}`;
     }).join('\n'),
   };
+}
+
+// penalized says how many sources a limit has refused so often that they are blocked.
+function penalized({ penalty: p }) {
+  return p.mode === 'observe'
+    ? { name: 'Would penalize', value: `${plural(p.would_block, 'source')} (${count(p.would_impose_total)} times in total)` }
+    : { name: 'Penalizes', value: `${plural(p.blocked, 'source')} (${count(p.imposed_total)} times in total)` };
 }
 
 function figures(l) {
@@ -315,6 +322,7 @@ function figures(l) {
       { name: 'Slot wait, p50 · p99', value: delay(l.connection_wait), title: `Of connections that got a slot over the last minute; at most ${seconds(l.queue_timeout_seconds)}` });
   }
   if (l.shed) list.push(shed(l));
+  if (l.penalty) list.push(penalized(l));
   const reasons = Object.entries(l.refused ?? {}).filter(([, n]) => n > 0);
   list.push({
     name: 'Refused',

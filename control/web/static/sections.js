@@ -23,7 +23,7 @@ function stateOf(status, limits) {
   const would = limits.filter(wouldBeThrottling);
   const all = (n) => n === limits.length && n > 1 ? `All ${n} limits` : n === 1 ? '1 limit' : `${n} limits`;
   if (status.bypass) {
-    return { tone: 'bad', short: 'BYPASS', text: 'Bypass is on. No limit is enforced.', detail: would.length > 0 ? 'Would throttle' : '', limits: would };
+    return { tone: 'bad', short: 'BYPASS', text: 'Bypass is on. Limits only observe.', detail: would.length > 0 ? 'Would throttle' : '', limits: would };
   }
   if (status.conformance === 'violated' || violated.length > 0) {
     return { tone: 'bad', short: 'violated', text: 'Conformance is violated.', detail: 'More traffic than allowed left in the last minute', limits: violated };
@@ -152,12 +152,19 @@ export function notices() {
     const add = (key, tone, title, text, errors) => found.push({ key, tone, title, text, errors });
     if (status.state === 'stopping') {
       const open = sum(status.listeners.map((l) => l.connections + l.flows));
-      add('stopping', 'warn', 'Stopping', `The daemon accepts no new connections. Connections and flows left: ${count(open)}.`);
+      add('stopping', 'warn', 'Stopping', `New connections are refused, and the daemon exits when the open ones have ended. Connections and flows left: ${count(open)}.`);
     }
     if (!status.reload.ok) {
       add('reload', 'bad', 'Reload failed', `At ${clock(status.reload.at)}. The configuration loaded at ${clock(status.reload.loaded)} stays effective.`, status.reload.errors);
     }
-    if (status.quota_error) add('quota', 'bad', 'Quotas wait', `Their file cannot be written: ${status.quota_error}. What has been claimed passes, and the rest waits.`);
+    if (status.rolled_back) {
+      add('rolled back', 'warn', 'Rolled back', `Revision ${status.rolled_back.revision} of ${clock(status.rolled_back.at)} is effective, which differs from the configuration files. "shaperd reload" or a restart applies the files.`);
+    }
+    if (status.source_errors) add('sources', 'bad', 'Old sources', 'They are in use, because a file has an error.', status.source_errors);
+    if (status.schedule_error) add('schedule', 'bad', 'Old values', `They are in use, because those of a schedule could not be applied: ${status.schedule_error}.`);
+    if (status.state_error) add('state', 'bad', 'Not saved', `A restart loses the latest overrides: ${status.state_error}.`);
+    if (status.endpoint_errors) add('endpoints', 'warn', 'Not available', '', status.endpoint_errors);
+    if (status.quota_error) add('quota', 'bad', 'Quotas wait', `Their file cannot be written: ${status.quota_error}. Traffic that was claimed already passes; other traffic waits.`);
     (status.shared?.problems ?? []).forEach((p, i) => {
       if (p !== criticalOf(status)) add(`shared ${p.title} ${i}`, p.severity === 'critical' ? 'bad' : 'warn', p.title, p.text);
     });
@@ -190,6 +197,8 @@ export function notices() {
     if (status.blocks_total > maxBlocks) {
       add('blocks', 'warn', 'Blocks', `${count(status.blocks_total - maxBlocks)} more: see "shaperd blocks"`);
     }
+    if (status.penalized > 0) add('penalties', 'warn', 'Penalties', `${plural(status.penalized, 'source')} blocked: see "shaperd penalties".`);
+    if (status.would_be_penalized > 0) add('would penalize', 'info', 'Penalties', `${plural(status.would_be_penalized, 'source')} would be blocked: see "shaperd penalties".`);
     show(list, found.length > 0);
     update(found);
   };
@@ -200,9 +209,9 @@ const holdTitles = { held: 'Held', down: 'Waiting for a server', ramp: 'Ramp' };
 // holdText says why connections of a listener wait, and for how long.
 function holdText({ name, waiting, hold }) {
   const why = {
-    held: () => `New connections of ${name} wait, since ${seconds(hold.for_seconds ?? 0)}, ${hold.left_seconds ? `for another ${seconds(hold.left_seconds)}` : `until "shaperd resume ${name}"`}`,
-    down: () => `New connections of ${name} wait, since ${seconds(hold.for_seconds ?? 0)}, until a downstream can be reached`,
-    ramp: () => `New connections of ${name} are let in at ${count(Math.round(hold.rate))}/s, and growing`,
+    held: () => `New connections of ${name} have been held for ${seconds(hold.for_seconds ?? 0)}, ${hold.left_seconds ? `for another ${seconds(hold.left_seconds)}` : `until "shaperd resume ${name}"`}`,
+    down: () => `New connections of ${name} have waited for ${seconds(hold.for_seconds ?? 0)}, until a downstream can be reached`,
+    ramp: () => `New connections of ${name} are admitted at ${count(Math.round(hold.rate))}/s, and the rate grows`,
   }[hold.state]();
   const last = hold.last_served_seconds && waiting ? `, the last of them for another ${seconds(hold.last_served_seconds)}` : '';
   return `${why}; ${count(waiting)} waiting${last}.`;
@@ -298,9 +307,9 @@ export function downstreams() {
       },
     },
     { name: 'In flight', order: (d) => d.in_flight, text: (d) => d.max_connections > 0 ? `${count(d.in_flight)} of ${count(d.max_connections)}` : count(d.in_flight) },
-    { name: 'Answers', title: 'Questions answered, over 10 s', order: (d) => d.turns_rate, text: (d) => perSecond(d.turns_rate), tip: (d) => `${count(d.turns)} in total` },
+    { name: 'Answers', title: 'Requests answered, over 10 s', order: (d) => d.turns_rate, text: (d) => perSecond(d.turns_rate), tip: (d) => `${count(d.turns)} in total` },
     {
-      name: 'Answer p50', title: 'From the last byte of a question to the first byte of its answer, over the last minute. No wait for a limit is in it', order: (d) => d.answer.p50_seconds, text: (d) => measured(d.answer, d.answer.p50_seconds),
+      name: 'Answer p50', title: 'From the last byte of a request to the first byte of its answer, over the last minute. No wait for a limit is in it', order: (d) => d.answer.p50_seconds, text: (d) => measured(d.answer, d.answer.p50_seconds),
       tip: (d) => `connect ${measured(d.connect, d.connect.p50_seconds)}, first byte ${measured(d.first_byte, d.first_byte.p50_seconds)}, round trip ${measured(d.rtt, d.rtt.p50_seconds)} (medians)`,
     },
     { name: 'p99', title: 'Of the same', order: (d) => d.answer.p99_seconds, text: (d) => measured(d.answer, d.answer.p99_seconds) },
@@ -331,7 +340,7 @@ export function downstreams() {
         setAttr(cell, 'title', a.error ?? '');
       },
     },
-    { name: 'Queue', text: (a) => a.queue ? `${count(a.queue.packets)} packets` : '–', tip: (a) => a.queue ? size(a.queue.bytes) : 'It does not shape' },
+    { name: 'Queue', text: (a) => a.queue ? `${count(a.queue.packets)} packets` : '–', tip: (a) => a.queue ? size(a.queue.bytes) : 'This attachment does not shape' },
     { name: 'Drops', title: 'Of the queue', wide: true, text: (a) => a.queue ? count(a.queue.drops) : '–' },
   ]);
   return (status) => {

@@ -1,7 +1,7 @@
 // The limits that several hosts share: this host in its group, the hosts, and what each may use.
 
 import { sortableTable } from './table.js';
-import { bits, count, duration, el, facts, percent, perSecond, seconds, setAttr, setText, show } from './text.js';
+import { bits, count, duration, el, facts, percent, perSecond, plural, seconds, setAttr, setText, show } from './text.js';
 
 const byId = (id) => document.getElementById(id);
 
@@ -78,7 +78,7 @@ export function sharedLimits() {
     { name: 'Limit', words: true, text: (r) => r.limit },
     { name: 'Bucket', words: true, text: (r) => r.bucket },
     {
-      name: 'This host', title: 'What this host may use now', words: true,
+      name: 'This host', title: 'The part that this host may use', words: true,
       draw(cell, r) {
         if (!bars.has(cell)) {
           const [svg, draw] = shareBar();
@@ -90,8 +90,8 @@ export function sharedLimits() {
       },
     },
     { name: 'Others', words: true, wide: true, text: (r) => r.others.map((h) => h.text).join(', ') || '–' },
-    { name: 'Wants', title: 'What this host would use', wide: true, text: (r) => r.want },
-    { name: 'State', title: 'Short: this host should get more when others have given it back. Tight: all together want more than there is.', words: true, wide: true, text: (r) => r.state },
+    { name: 'Wants', title: 'The part that this host needs', wide: true, text: (r) => r.want },
+    { name: 'State', title: 'Short: this host should get more of it. Tight: all hosts together need more than the limit.', words: true, wide: true, text: (r) => r.state },
   ]);
   const hosts = sortableTable(byId('host-table'), (h) => h.name, [
     { name: 'Host', words: true, text: (h) => h.here ? `${h.name} (this host)` : h.name },
@@ -134,8 +134,8 @@ export function sharedLimits() {
     limits(rowsOf(shared));
     hosts((shared.ledger?.hosts ?? []).map((h) => ({ ...h, here: h.name === shared.name })));
     const lines = [];
-    if (shared.ledger?.unknown > 0) lines.push(`Not known yet: ${count(shared.ledger.unknown)} more. An equal part of each shared limit is kept for each.`);
-    if (withLedger && !shared.ledger) lines.push(`The hosts are not known: ${shared.ledger_error ?? 'the ledger was not asked'}.`);
+    if (shared.ledger?.unknown > 0) lines.push(`${plural(shared.ledger.unknown, 'more host')} unknown yet. 1/${shared.hosts} of each shared limit is kept for each.`);
+    if (withLedger && !shared.ledger) lines.push(`The hosts are unknown: ${shared.ledger_error ?? 'the ledger was not queried'}.`);
     show(unknown, lines.length > 0);
     setText(unknown, lines.join(' '));
   };
