@@ -133,6 +133,21 @@ func TestDropIn_Drain(t *testing.T) {
 	}
 }
 
+// TestDropIn_Instances checks that the drop-in for instances runs what the unit does, with files of the instance.
+func TestDropIn_Instances(t *testing.T) {
+	u, of := readUnit(t, unitFile), strings.NewReplacer("/shaperd.toml", "/%i.toml", "/shaperd/state", "/shaperd/%i/state")
+	text := readFile(t, "instances.conf")
+	for _, key := range []string{"ExecStartPre", "ExecStart", "ExecReload"} {
+		want := "\n" + key + "=\n"
+		for _, command := range u["Service"][key] {
+			want += key + "=" + of.Replace(command) + "\n"
+		}
+		if !strings.Contains(text, want) {
+			t.Errorf("the drop-in lacks:%s", want)
+		}
+	}
+}
+
 func TestUnit_SecurityScore(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
