@@ -20,24 +20,35 @@ bin/$(ARCH)/shaperd:
 	GOARCH=$(patsubst armv7,arm,$(ARCH)) GOARM=7 $(compile) -o $@ ./cmd/shaperd
 
 .PHONY: install
-install: build $(filter-out bin/shaperd,$(program))
+install: build install-docs $(filter-out bin/shaperd,$(program))
 	install -D -m 0755 $(program) '$(DESTDIR)/usr/bin/shaperd'
 	install -D -m 0644 systemd/shaperd.service '$(DESTDIR)/usr/lib/systemd/system/shaperd.service'
 	install -D -m 0644 systemd/shaperd.sysusers '$(DESTDIR)/usr/lib/sysusers.d/shaperd.conf'
 	install -D -m 0644 systemd/shaperd.catalog '$(DESTDIR)/usr/lib/systemd/catalog/shaperd.catalog'
 	install -d -m 0755 '$(DESTDIR)/etc/shaperd/conf.d'
-	install -d -m 0755 '$(DESTDIR)/usr/share/doc/shaperd/examples'
 	install -d -m 0755 '$(DESTDIR)/usr/share/man/man8'
-	bin/shaperd man --dir '$(DESTDIR)/usr/share/man/man8'
+	umask 022; bin/shaperd man --dir '$(DESTDIR)/usr/share/man/man8'
 	install -d -m 0755 '$(DESTDIR)/usr/share/bash-completion/completions' '$(DESTDIR)/usr/share/zsh/vendor-completions' '$(DESTDIR)/usr/share/fish/vendor_completions.d'
-	bin/shaperd completion bash >'$(DESTDIR)/usr/share/bash-completion/completions/shaperd'
-	bin/shaperd completion zsh >'$(DESTDIR)/usr/share/zsh/vendor-completions/_shaperd'
-	bin/shaperd completion fish >'$(DESTDIR)/usr/share/fish/vendor_completions.d/shaperd.fish'
-	install -m 0644 CHANGELOG.md LICENSE NOTICE '$(DESTDIR)/usr/share/doc/shaperd/'
-	install -m 0644 configs/*.toml configs/*.json configs/alerts.yml configs/prometheus.yml systemd/*.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/'
-	cp -R --no-preserve=mode,ownership configs/ansible configs/keepalived configs/kubernetes '$(DESTDIR)/usr/share/doc/shaperd/examples/'
-	install -D -m 0644 configs/fail2ban/shaperd.conf '$(DESTDIR)/usr/share/doc/shaperd/examples/fail2ban/shaperd.conf'
-	install -D -m 0755 configs/crowdsec/shaperd-bouncer '$(DESTDIR)/usr/share/doc/shaperd/examples/crowdsec/shaperd-bouncer'
+	umask 022; bin/shaperd completion bash >'$(DESTDIR)/usr/share/bash-completion/completions/shaperd'
+	umask 022; bin/shaperd completion zsh >'$(DESTDIR)/usr/share/zsh/vendor-completions/_shaperd'
+	umask 022; bin/shaperd completion fish >'$(DESTDIR)/usr/share/fish/vendor_completions.d/shaperd.fish'
+
+# What needs no program: the pages, with links that lead to the installed examples, and the examples.
+doc := $(DESTDIR)/usr/share/doc/shaperd
+pages = $(wildcard README.md SECURITY.md docs/*.md docs/*/*.md)
+
+.PHONY: install-docs
+install-docs:
+	install -d -m 0755 '$(doc)/examples' $(patsubst %,'$(doc)/%',$(sort $(dir $(pages))))
+	for page in $(pages); do \
+		sed -E '/^\[Contributing\]/d; s,(\]\(|`)((\.\./)*)(api|configs|systemd)/,\1\2examples/,g' "$$page" | \
+			install -m 0644 /dev/stdin '$(doc)/'"$$page"; done
+	install -m 0644 docs/*.svg docs/*.png '$(doc)/docs/'
+	install -m 0644 CHANGELOG.md LICENSE NOTICE '$(doc)/'
+	install -m 0644 api/openapi.json configs/*.toml configs/*.json configs/alerts.yml configs/prometheus.yml systemd/*.conf '$(doc)/examples/'
+	umask 022; cp -R --no-preserve=mode,ownership configs/ansible configs/keepalived configs/kubernetes '$(doc)/examples/'
+	install -D -m 0644 configs/fail2ban/shaperd.conf '$(doc)/examples/fail2ban/shaperd.conf'
+	install -D -m 0755 configs/crowdsec/shaperd-bouncer '$(doc)/examples/crowdsec/shaperd-bouncer'
 
 # A Debian package, checked by lintian.
 debian-arch := $(patsubst armv7,armhf,$(ARCH))
@@ -56,18 +67,26 @@ deb:
 staged := build/package/$(ARCH)
 packager := $(GO) tool -modfile='$(CURDIR)/tools/packaging.mod'
 export NFPM_ARCH = $(patsubst armv7,arm7,$(ARCH))
+machine-amd64 := x86_64
+machine-arm64 := aarch64
+machine-armv7 := armv[78]*
+machine-name-armv7 := armv7
 tarball = shaperd-$(PACKAGE_VERSION)-linux-$(ARCH)
+# The processor as uname prints it: a pattern, and the name in files for OpenWrt.
+machine := $(or $(value machine-$(ARCH)),$(ARCH))
+machine-name := $(or $(value machine-name-$(ARCH)),$(machine))
 
 .PHONY: packages
 packages:
 	rm -rf '$(staged)'
 	$(MAKE) install ARCH=$(ARCH) DESTDIR='$(staged)/root'
 	cp -R packaging/rpm packaging/openrc packaging/procd '$(staged)/'
+	sed -i 's/@MACHINE@/$(machine)/' '$(staged)/procd/preinstall'
 	chmod -R u=rwX,go=rX '$(staged)' # whatever the umask
 	find '$(staged)' -exec touch --date="@$$SOURCE_DATE_EPOCH" {} +
 	mkdir -p '$(DIST)'
-	cd '$(staged)' && for format in rpm apk ipk; do \
-		PACKAGE_VERSION='$(PACKAGE_VERSION)' $(packager) nfpm package -f '$(CURDIR)/packaging/nfpm.yaml' -p $$format -t '$(DIST)/'; done
+	cd '$(staged)' && for target in rpm: apk: ipk:shaperd_$(subst -,~,$(PACKAGE_VERSION))-1_$(machine-name).ipk; do \
+		PACKAGE_VERSION='$(PACKAGE_VERSION)' $(packager) nfpm package -f '$(CURDIR)/packaging/nfpm.yaml' -p "$${target%%:*}" -t '$(DIST)'/"$${target#*:}"; done
 	tar -C '$(staged)/root' --sort=name --owner=0 --group=0 --numeric-owner --format=ustar --transform='s,^\.,$(tarball),' -c . | \
 		gzip -9n >'$(DIST)/$(tarball).tar.gz'
 

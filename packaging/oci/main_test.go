@@ -108,7 +108,7 @@ func TestImage(t *testing.T) {
 	if err := daemon.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	late := time.AfterFunc(10*time.Second, func() { _ = daemon.Process.Kill() })
+	late := time.AfterFunc(30*time.Second, func() { _ = daemon.Process.Kill() })
 	defer late.Stop()
 	if err := daemon.Wait(); err != nil {
 		t.Errorf("the daemon: %v\n%s", err, log.String())
