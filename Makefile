@@ -15,6 +15,8 @@ export SHAPERD_BIN := $(CURDIR)/bin/shaperd
 asn := $(CURDIR)/build/asn
 valkey := $(CURDIR)/build/valkey
 vm := $(CURDIR)/build/vm
+# Tests that take long, in test-slow.
+slow := ^(TestGroup_.*|TestInstances|TestShed_Class)$$
 packages = $(shell $(GO) list ./... | grep -v '/test/')
 
 .PHONY: all
@@ -26,7 +28,7 @@ compile = CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(
 build:
 	$(compile) -o bin/shaperd ./cmd/shaperd
 
-# Needs root: the tests create network namespaces and switch users. Longer tests run in test-kernels and test-long.
+# Needs root: the tests create network namespaces and switch users. Longer tests run in test-slow, test-kernels and test-long.
 .PHONY: test
 test: deps build format vet unit outside
 
@@ -53,12 +55,18 @@ vm-kernels: deps
 
 .PHONY: unit
 unit: build asn valkey
-	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -p 3 -timeout 10m $(packages)
+	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -p 3 -timeout 10m $(filter-out %/conn/adaptive,$(packages))
+	cd tools/termsvg && $(GO) test -shuffle=on -timeout 2m ./...
 
 # Tests of the built binary. They measure time and therefore run alone.
 .PHONY: outside
 outside: deps build unit
-	$(GO) test -count=1 -shuffle=on -p 1 -timeout 10m -skip '^TestKernels|^TestPackages|^TestProcessors|^TestLong|^TestKeepalived' $(filter-out %/test/examples %/test/from,$(shell $(GO) list ./test/...))
+	$(GO) test -count=1 -shuffle=on -p 1 -timeout 15m -skip '^TestKernels|^TestPackages|^TestProcessors|^TestLong|^TestKeepalived|$(slow)' $(filter-out %/test/examples %/test/from %/test/roots,$(shell $(GO) list ./test/...))
+
+.PHONY: test-slow
+test-slow: deps build valkey
+	$(GO) test -count=1 -shuffle=on -timeout 15m -run '$(slow)' ./test/netns
+	$(GO) test -shuffle=on -timeout 15m ./conn/adaptive
 
 # The examples for other products, with these.
 .PHONY: test-examples
@@ -88,11 +96,18 @@ vm-processors: deps
 	packaging/install-tools vm
 	test/vm/processors.sh '$(vm)'
 
-# The Debian package, installed, upgraded and removed in these releases, and the program of each processor.
+# The roots that other packages are installed in, made once. Needs root.
+.PHONY: roots
+roots: deps
+	packaging/install-tools vm
+	test/roots/roots.sh '$(CURDIR)/build/roots'
+
+# The packages, installed, upgraded and removed in these releases and roots, and the program of each processor.
 .PHONY: test-packages
-test-packages: deps build vm-debian vm-processors
-	for version in 1.0.0 2.0.0; do $(MAKE) deb ARCH=amd64 VERSION=$$version PACKAGE_VERSION=$$version DIST='$(CURDIR)/build/test-packages'; done
+test-packages: deps build vm-debian vm-processors roots
+	for version in 1.0.0 2.0.0; do $(MAKE) deb packages ARCH=amd64 VERSION=$$version PACKAGE_VERSION=$$version DIST='$(CURDIR)/build/test-packages'; done
 	for arch in arm64 armv7 riscv64; do $(MAKE) packages ARCH=$$arch VERSION=2.0.0 PACKAGE_VERSION=2.0.0 DIST='$(CURDIR)/build/test-packages'; done
+	$(GO) test -count=1 -timeout 10m ./test/roots
 	$(GO) test -count=1 -timeout 30m -run '^(TestPackages|TestProcessors)$$' ./test/vm
 
 # Long tests: everything under the race detector, the tests called TestLong, every benchmark once.
@@ -178,10 +193,15 @@ peers: deps
 gobench: valkey
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime '$(BENCHTIME)' -p 1 -timeout 60m $(packages)
 
-# Needs root.
+# Needs root, and nothing but Go.
 .PHONY: demo
-demo: deps build
+demo: build
 	$(GO) run ./test/demo
+
+# The pictures of the documents, from real runs. Needs root.
+.PHONY: pictures
+pictures: deps build
+	scripts/pictures
 
 # One limit over three gateways, beside what peers do. Needs root.
 .PHONY: demo-cluster
@@ -230,14 +250,16 @@ format: deps
 vet:
 	$(GO) vet ./...
 	$(GO) vet -tags vmguest ./...
+	cd tools/termsvg && $(GO) vet ./...
 
 # .golangci.yml lists the checks. The linter has a module of its own: it has many dependencies.
-golangci := $(GO) tool -modfile=tools/go.mod golangci-lint run
+golangci := $(GO) tool -modfile='$(CURDIR)/tools/go.mod' golangci-lint run
 
 .PHONY: golangci
 golangci:
 	$(golangci) ./...
 	$(golangci) --build-tags vmguest ./...
+	cd tools/termsvg && $(golangci) ./...
 
 # Needs the network. Reports known vulnerabilities in dependencies.
 .PHONY: vuln

@@ -23,7 +23,7 @@ var bounds = []bound{
 	{"W2", "w100", 0, 2},
 	{"W3", "error", -50, 10},
 	{"W4", "throughput", 0.1, math.MaxFloat64},
-	{"W5", "connections", 100, math.MaxFloat64},
+	{"W5", "connections", 20, math.MaxFloat64},
 	{"W5", "failed", 0, 1},
 	{"W6", "inflight", 0, slots},
 	{"W6", "p50", 0, 1000},

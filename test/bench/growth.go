@@ -58,7 +58,7 @@ func loadsW12(short bool) []load {
 			headline: "connections", figures: []string{"connections", "p50", "p99", "cpu-connection", "memory"},
 			rows: limitRows(counts, "max_connections = 100000\nnew_connections = \"1000000/s\""), baseline: first,
 			measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
-				return measureConnections(ctx, n, r, clients, span)
+				return measureConnections(ctx, n, r, clients, 0, span)
 			},
 		},
 		{
@@ -178,7 +178,7 @@ func growingTable(short bool) load {
 		rows: []row{{name: few, start: start(nil)}, {name: "515,000 ranges", start: start(asnFiles)}},
 		task: func(n *lab.Row, b binaries) task { return task{net: n, bins: b, conns: 32} },
 		measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
-			s, err := measureConnections(ctx, n, r, 32, span)
+			s, err := measureConnections(ctx, n, r, 32, 0, span)
 			if err != nil {
 				return s, err
 			}

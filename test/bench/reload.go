@@ -98,7 +98,7 @@ func loadsW11(short bool) (list []load) {
 		task: func(n *lab.Row, b binaries) task { return task{net: n, bins: b, conns: clients, reloads: true} },
 		measure: func(ctx context.Context, n *lab.Row, r *running) (sample, error) {
 			stop := r.keepReloading(ctx)
-			s, err := measureConnections(ctx, n, r, clients, span)
+			s, err := measureConnections(ctx, n, r, clients, 0, span)
 			reloads := stop()
 			if err == nil && reloads == 0 {
 				err = errors.New("no reload completed")

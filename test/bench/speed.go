@@ -105,7 +105,7 @@ func measureTraffic(n *lab.Row, r *running, span time.Duration) (c trafficStats,
 }
 
 func loadsW5(short bool) (list []load) {
-	clients, span := []int{1, 32}, 3*time.Second
+	clients, span, pause := []int{1, 32}, 3*time.Second, 10*time.Millisecond
 	programs := []string{subject, "direct", "haproxy", "nginx", "toxiproxy", "redir", "naive"}
 	if short {
 		clients, span, programs = clients[1:], 1500*time.Millisecond, []string{subject, "direct", "haproxy", "nginx", "naive"}
@@ -117,14 +117,22 @@ func loadsW5(short bool) (list []load) {
 			figures: []string{"connections", "p50", "p99", "failed", "cpu-connection", "memory"}, programs: programs,
 			task: func(net *lab.Row, b binaries) task { return task{net: net, bins: b, conns: n} },
 			measure: func(ctx context.Context, net *lab.Row, r *running) (sample, error) {
-				return measureConnections(ctx, net, r, n, span)
+				return measureConnections(ctx, net, r, n, 0, span)
 			},
 		})
 	}
-	return list
+	return append(list, load{
+		name:        "1 client, with pauses",
+		description: fmt.Sprintf("the same, %v after one another", pause), headline: "cpu-connection",
+		figures: []string{"connections", "p50", "p99", "failed", "cpu-connection", "memory"}, programs: programs,
+		task: func(net *lab.Row, b binaries) task { return task{net: net, bins: b, conns: 1} },
+		measure: func(ctx context.Context, net *lab.Row, r *running) (sample, error) {
+			return measureConnections(ctx, net, r, 1, pause, 2*span)
+		},
+	})
 }
 
-func measureConnections(ctx context.Context, n *lab.Row, r *running, clients int, span time.Duration) (s sample, err error) {
+func measureConnections(ctx context.Context, n *lab.Row, r *running, clients int, pause, span time.Duration) (s sample, err error) {
 	down, err := newSink(n.Downstream, echo)
 	if err != nil {
 		return s, err
@@ -135,7 +143,7 @@ func measureConnections(ctx context.Context, n *lab.Row, r *running, clients int
 		return s, err
 	}
 	began := time.Now()
-	took, failed := repeatExchange(ctx, n.Client, source(0), clients, r.to, began.Add(span), 5*time.Second)
+	took, failed := repeatExchange(ctx, n.Client, source(0), clients, pause, r.to, began.Add(span), 5*time.Second)
 	seconds := time.Since(began).Seconds()
 	cost, err := r.end(before)
 	if err != nil {
@@ -158,9 +166,9 @@ func measureConnections(ctx context.Context, n *lab.Row, r *running, clients int
 
 func millis(d time.Duration) float64 { return d.Seconds() * 1000 }
 
-// repeatExchange makes connections from several clients, one after the other each, until a
+// repeatExchange makes connections from several clients, one after the other each, with a pause after each, until a
 // time. It returns the sorted durations and the number of failures.
-func repeatExchange(ctx context.Context, h *lab.Host, from netip.Addr, clients int, to netip.AddrPort, until time.Time, timeout time.Duration) ([]time.Duration, int) {
+func repeatExchange(ctx context.Context, h *lab.Host, from netip.Addr, clients int, pause time.Duration, to netip.AddrPort, until time.Time, timeout time.Duration) ([]time.Duration, int) {
 	var mu sync.Mutex
 	var all []time.Duration
 	var failed atomic.Int64
@@ -175,6 +183,7 @@ func repeatExchange(ctx context.Context, h *lab.Host, from netip.Addr, clients i
 					continue
 				}
 				took = append(took, d)
+				time.Sleep(pause)
 			}
 			mu.Lock()
 			all = append(all, took...)
@@ -231,10 +240,10 @@ func measureHog(ctx context.Context, n *lab.Row, r *running, span time.Duration)
 	var group sync.WaitGroup
 	var greedy []time.Duration
 	group.Go(func() {
-		greedy, _ = repeatExchange(ctx, n.Client, source(hog), hogConns, r.to, until, 30*time.Second)
+		greedy, _ = repeatExchange(ctx, n.Client, source(hog), hogConns, 0, r.to, until, 30*time.Second)
 	})
 	time.Sleep(settle) // until its connections are open
-	took, failed := repeatExchange(ctx, n.Client, source(polite), 1, r.to, until, 30*time.Second)
+	took, failed := repeatExchange(ctx, n.Client, source(polite), 1, 0, r.to, until, 30*time.Second)
 	group.Wait()
 	list, err := capture.Finish()
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 
 // The limits that protect the downstream.
 const (
-	totalRate      = 2 << 20    // bytes a second, all sources together
-	sourceRate     = 1792 << 10 // bytes a second, each source
-	messageRate    = 150        // datagrams a second, all sources together
+	totalRate      = 2_000_000 // bytes a second, all sources together
+	sourceRate     = 1_750_000 // bytes a second, each source
+	messageRate    = 150       // datagrams a second, all sources together
 	maxConnections = 10
 
 	// Per source: with one polite and the greedy source active all slots are in use, and
@@ -37,7 +37,7 @@ name        = "bytes-per-source"
 match       = { listen = ["gateway"], protocol = "tcp" }
 key         = ["source"]
 ipv4_prefix = 24
-rate        = "%[4]dKiB/s"
+rate        = "%[4]dkB/s"
 
 [[limit]]
 name            = "connections-per-source"
@@ -57,7 +57,7 @@ queue_timeout   = "3s"
 [[limit]]
 name  = "bytes"
 match = { listen = ["gateway"], protocol = "tcp" }
-rate  = "%[6]dKiB/s"
+rate  = "%[6]dkB/s"
 
 [[limit]]
 name        = "messages-per-source"
@@ -71,7 +71,7 @@ name    = "messages"
 match   = { listen = ["gateway"], protocol = "udp" }
 packets = "%[7]dpps"
 `, lab.MetricsAddr, fmt.Sprintf("%v:%d", proxyAddr, port), fmt.Sprintf("%v:%d", downstreamAddr, port),
-		sourceRate>>10, maxConnections, totalRate>>10, messageRate, sourceConnections)
+		sourceRate/1000, maxConnections, totalRate/1000, messageRate, sourceConnections)
 }
 
 // startDaemon starts the binary inside the host and waits until it is ready.

@@ -171,5 +171,5 @@ func failedChecks(list []check) error {
 }
 
 func bytesPerSecond(rate int) string {
-	return strconv.FormatFloat(float64(rate)/(1<<20), 'g', 4, 64) + " MiB/s"
+	return strconv.FormatFloat(float64(rate)/1e6, 'g', 4, 64) + " MB/s"
 }

@@ -14,8 +14,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"shaperd.dev/shaperd/test/lab"
 )
@@ -27,6 +31,7 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	binary := flags.String("bin", filepath.Join("bin", "shaperd"), "`path` of the daemon")
 	report := flags.String("out", filepath.Join("demo", "report.html"), "`path` of the report; arrivals.svg is written to the same directory")
 	length := flags.Duration("length", 13*time.Second, "duration of each of the two runs")
+	during := flags.String("during", "", "shell `command` to run next to the load through the daemon, such as \"shaperd top\"; it gets SIGTERM at the end")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -51,8 +56,16 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	t.printIntro()
 	phases := [2]*phase{newPhase("Direct", false, *length), newPhase("Through shaperd", true, *length)}
 	for i, p := range phases {
-		watch := func(ctx context.Context) { t.watch(ctx, p, i+1, len(phases)) }
-		if err := p.run(ctx, path, watch); err != nil {
+		var failed error // of the command
+		watch := func(ctx context.Context, d *lab.Daemon) {
+			var command sync.WaitGroup
+			if d != nil && *during != "" {
+				command.Go(func() { failed = runCommand(ctx, *during, d.Control) })
+			}
+			t.watch(ctx, p, i+1, len(phases))
+			command.Wait()
+		}
+		if err := errors.Join(p.run(ctx, path, watch), failed); err != nil {
 			return err
 		}
 	}
@@ -65,4 +78,17 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	}
 	fmt.Fprintf(out, "\nReport: %s, %s\n", *report, arrivalsPath(*report))
 	return failedChecks(results)
+}
+
+// runCommand runs a command, with the daemon's control socket in its environment, until it ends
+// or ctx does. What the command writes is part of an error only.
+func runCommand(ctx context.Context, command, control string) error {
+	cmd := exec.CommandContext(ctx, "sh", "-c", "exec "+command)
+	cmd.Env = append(os.Environ(), "SHAPERD_CONTROL="+control)
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	if out, err := cmd.CombinedOutput(); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("%s: %w\n%s", command, err, out)
+	}
+	return nil
 }

@@ -44,9 +44,9 @@ func newPhase(title string, shaped bool, length time.Duration) *phase {
 	return p
 }
 
-// run creates the hosts, does the work and removes the hosts. It calls watch when the
-// work starts, with a context that ends with the work.
-func (p *phase) run(ctx context.Context, binary string, watch func(context.Context)) (err error) {
+// run creates the hosts, does the work and removes the hosts. It calls watch when the work
+// starts, with a context that ends with the work, and the daemon if there is one.
+func (p *phase) run(ctx context.Context, binary string, watch func(context.Context, *lab.Daemon)) (err error) {
 	n, err := newNetwork()
 	if err != nil {
 		return err
@@ -72,7 +72,7 @@ func (p *phase) run(ctx context.Context, binary string, watch func(context.Conte
 		return err
 	}
 	defer capture.Close()
-	p.work(ctx, n.Client, to, capture, watch)
+	p.work(ctx, n.Client, to, capture, func(ctx context.Context) { watch(ctx, d) })
 	if p.result.arrivals, err = capture.Finish(); err != nil {
 		return err
 	}

@@ -78,8 +78,8 @@ func TestChecks(t *testing.T) {
 	}
 	for name, modify := range map[string]func(*figures){
 		"connections at once":     func(f *figures) { f.peakConnections = maxConnections + 1 },
-		"2 MiB/s":                 func(f *figures) { f.bytes.sigma = sigmaBytes + 1 },
-		"1.75 MiB/s":              func(f *figures) { f.sigmas[greedy] = sigmaBytes + 1 },
+		"2 MB/s":                  func(f *figures) { f.bytes.sigma = sigmaBytes + 1 },
+		"1.75 MB/s":               func(f *figures) { f.sigmas[greedy] = sigmaBytes + 1 },
 		"datagrams a second":      func(f *figures) { f.datagrams.sigma = sigmaDatagrams + 1 },
 		"1 overflows":             func(f *figures) { f.losses.overflows = 1 },
 		"1 datagrams":             func(f *figures) { f.losses.datagrams = 1 },
@@ -101,7 +101,7 @@ func TestTerminalFigures(t *testing.T) {
 	if got := spark([]int64{0, 1, 50, 100}, 100); !strings.HasPrefix(got, " ▁▄█") || len([]rune(got)) != sparkWidth {
 		t.Errorf("the bars are %q", got)
 	}
-	if got := bytesPerSecond(sourceRate); got != "1.75 MiB/s" {
+	if got := bytesPerSecond(sourceRate); got != "1.75 MB/s" {
 		t.Errorf("got %s", got)
 	}
 }

@@ -4,6 +4,7 @@ package docs
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -29,14 +30,20 @@ var (
 	dropped  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 	path     = regexp.MustCompile(`^(api|bpf|cmd|configs|conn|control|debian|docs|leaky|packaging|scripts|shaper|systemd|test)(/[\w.-]+)+$`)
 	metric   = regexp.MustCompile(`\bshaperd_[a-z_]+[a-z]\b`)
+	pageName = regexp.MustCompile(`\bdocs/[\w/-]+\.md\b`)
 	defined  = regexp.MustCompile(`\bdesc\("(\w+)"`)
 )
 
-// documents reads all documents, keyed by path relative to the root.
+// documents reads all documents of the repository, keyed by path relative to it.
 func documents(t *testing.T) map[string]document {
 	t.Helper()
+	return documentsIn(t, root)
+}
+
+func documentsIn(t *testing.T, root string) map[string]document {
+	t.Helper()
 	all := map[string]document{}
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/from/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
 		files, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			t.Fatal(err)
@@ -93,9 +100,13 @@ func brokenLinks(all map[string]document, name string, isFile func(string) bool)
 	return bad
 }
 
-func exists(file string) bool {
-	_, err := os.Stat(filepath.Join(root, file))
-	return err == nil
+func exists(file string) bool { return existsIn(root)(file) }
+
+func existsIn(root string) func(file string) bool {
+	return func(file string) bool {
+		_, err := os.Stat(filepath.Join(root, file))
+		return err == nil
+	}
 }
 
 // TestLinks checks relative links and their anchors.
@@ -105,6 +116,84 @@ func TestLinks(t *testing.T) {
 		for _, l := range brokenLinks(all, name, exists) {
 			t.Errorf("%s: broken link %q", name, l)
 		}
+	}
+}
+
+// TestReachable checks that two links lead from the README to each document.
+func TestReachable(t *testing.T) {
+	all := documents(t)
+	const clicks = 2
+	reached := map[string]bool{"README.md": true}
+	last := []string{"README.md"}
+	for range clicks {
+		var next []string
+		for _, name := range last {
+			for _, file := range linksOf(all, name) {
+				if !reached[file] {
+					reached[file] = true
+					next = append(next, file)
+				}
+			}
+		}
+		last = next
+	}
+	for name := range all {
+		if !reached[name] && name != "CHANGELOG.md" {
+			t.Errorf("%s cannot be reached from the README with %d links", name, clicks)
+		}
+	}
+}
+
+// linksOf returns the documents that the document called name links to.
+func linksOf(all map[string]document, name string) (files []string) {
+	for _, m := range link.FindAllStringSubmatch(all[name].text, -1) {
+		to, _, _ := strings.Cut(m[1], "#")
+		if file := filepath.Join(filepath.Dir(name), to); to != "" && all[file].whole != "" {
+			files = append(files, file)
+		}
+	}
+	return files
+}
+
+// TestLinks_Installed checks the links of the pages that packages contain, and the pages that comments of the examples
+// and units name.
+func TestLinks_Installed(t *testing.T) {
+	dir := t.TempDir()
+	install := exec.Command("make", "-s", "install-docs", "DESTDIR="+dir)
+	install.Dir = root
+	if out, err := install.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	doc := filepath.Join(dir, "usr/share/doc/shaperd")
+	all := documentsIn(t, doc)
+	if want := len(documents(t)) - 1; len(all) != want {
+		t.Errorf("%d pages are installed, want %d: all but CONTRIBUTING.md", len(all), want)
+	}
+	for name := range all {
+		for _, l := range brokenLinks(all, name, existsIn(doc)) {
+			t.Errorf("%s: broken link %q", name, l)
+		}
+	}
+	named := 0
+	for _, pattern := range []string{filepath.Join(root, "systemd/*.*"), filepath.Join(doc, "examples/*"), filepath.Join(doc, "examples/*/*")} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				continue // a directory
+			}
+			for _, page := range pageName.FindAllString(string(text), -1) {
+				if named++; !existsIn(doc)(page) {
+					t.Errorf("%s names %s, which is not installed", file, page)
+				}
+			}
+		}
+	}
+	if named == 0 {
+		t.Error("no example names a page")
 	}
 }
 

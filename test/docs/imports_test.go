@@ -69,6 +69,7 @@ var allowed = map[string][]string{
 	"test/lab/plot":          nil,
 	"test/netns":             nil,
 	"test/page":              nil,
+	"test/roots":             nil,
 	"test/vm":                nil,
 	"test/vm/guest":          nil,
 	"test/vm/installed":      nil,

@@ -274,7 +274,7 @@ func runPod(t *testing.T, container object, args []string) {
 	if err := d.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.AwaitExit(10 * time.Second); err != nil {
+	if err := d.AwaitExit(30 * time.Second); err != nil {
 		t.Errorf("%v\n%s", err, &d.Log)
 	}
 	if strings.Contains(d.Log.String(), "first_byte_timeout") {

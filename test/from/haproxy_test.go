@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"shaperd.dev/shaperd/test/lab"
 )
@@ -43,9 +42,11 @@ func TestFromHAProxy(t *testing.T) {
 			// At most 10 at the server: 6 of the second source wait.
 			second := s.open(clients[1], proxy, 8, 'b')
 			waitFor(t, "10 connections", func() bool { return len(server.arrived()) == 10 })
-			time.Sleep(100 * time.Millisecond) // those that are to wait do
+			second.awaitSent(t, 8)
+			settle() // those that are to wait do
 			last := s.open(clients[2], proxy, 1, 'c')
-			time.Sleep(100 * time.Millisecond)
+			last.awaitSent(t, 1)
+			settle()
 			if got := server.arrived(); got != "aaaaaaaabb" {
 				t.Fatalf("%q are at the server, want 8 of the first source and 2 of the second one", got)
 			}

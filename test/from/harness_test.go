@@ -104,7 +104,7 @@ func (s *site) startOurs(config string) {
 	d, err := lab.StartDaemon(s.t.Context(), lab.DaemonOptions{Host: s.Middle, Config: config})
 	must(s.t, err)
 	s.t.Cleanup(func() {
-		if err := d.Stop(10 * time.Second); err != nil {
+		if err := d.Stop(patience); err != nil {
 			s.t.Error(err)
 		}
 	})
@@ -134,13 +134,24 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// waitFor waits until a check passes, for up to 10 s.
+// patience is how long tests wait for what happens at once, unless the machine is busy.
+const patience = 30 * time.Second
+
+// waitFor waits until a check passes.
 func waitFor(t *testing.T, what string, check func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !check(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(patience); !check(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within %v: %s", patience, what)
 		}
+	}
+}
+
+// settle gives other programs time for what cannot be seen from outside. In a stall of the machine one nap ends, and the
+// programs still have the others.
+func settle() {
+	for range 10 {
+		time.Sleep(30 * time.Millisecond)
 	}
 }
 
@@ -226,7 +237,7 @@ func (f *fragileServer) awaitEnd(t *testing.T) {
 		defer f.mu.Unlock()
 		return f.open == 0
 	})
-	time.Sleep(100 * time.Millisecond)
+	settle()
 }
 
 // maximum returns how many connections it had at once at most.
@@ -240,6 +251,7 @@ func (f *fragileServer) maximum() int {
 type calls struct {
 	mu                sync.Mutex
 	answered, refused int
+	sent              int // connections that have sent their tag
 	all               sync.WaitGroup
 }
 
@@ -248,7 +260,11 @@ func (s *site) open(from, to netip.Addr, n int, tag byte) *calls {
 	all := &calls{}
 	for range n {
 		all.all.Go(func() {
-			answered := s.call(from, to, tag)
+			answered := s.call(from, to, tag, func() {
+				all.mu.Lock()
+				defer all.mu.Unlock()
+				all.sent++
+			})
 			all.mu.Lock()
 			defer all.mu.Unlock()
 			if answered {
@@ -262,17 +278,18 @@ func (s *site) open(from, to netip.Addr, n int, tag byte) *calls {
 	return all
 }
 
-// call opens a connection, and waits for up to 20 s until it is answered or closed.
-func (s *site) call(from, to netip.Addr, tag byte) (answered bool) {
-	c, err := s.Client.Dial(context.Background(), from, netip.AddrPortFrom(to, tcpPort), 10*time.Second)
+// call opens a connection, and waits for up to a minute until it is answered or closed.
+func (s *site) call(from, to netip.Addr, tag byte, sent func()) (answered bool) {
+	c, err := s.Client.Dial(context.Background(), from, netip.AddrPortFrom(to, tcpPort), patience)
 	if err != nil {
 		return false
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := c.Write([]byte{tag}); err != nil {
 		return false
 	}
+	sent()
 	_, err = io.ReadFull(c, make([]byte, 1))
 	return err == nil
 }
@@ -289,6 +306,16 @@ func (c *calls) await(t *testing.T, refused int) {
 	waitFor(t, fmt.Sprint(refused, " refused connections"), func() bool { _, n := c.ended(); return n >= refused })
 }
 
+// awaitSent waits until so many connections have sent their tag.
+func (c *calls) awaitSent(t *testing.T, n int) {
+	t.Helper()
+	waitFor(t, fmt.Sprint(n, " connections that have sent"), func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.sent >= n
+	})
+}
+
 // An upload is what arrives at the server of a client that sends and pauses several times, and then sends for a while. The
 // time between is no multiple of a second: what idle time earns depends on the phase where a program counts by the second.
 type upload []lab.Event
@@ -301,7 +328,7 @@ const (
 // upload sends through one connection as fast as it can.
 func (s *site) upload(from, to netip.Addr) upload {
 	s.t.Helper()
-	c, err := s.Client.Dial(s.t.Context(), from, netip.AddrPortFrom(to, tcpPort), 5*time.Second)
+	c, err := s.Client.Dial(s.t.Context(), from, netip.AddrPortFrom(to, tcpPort), patience)
 	must(s.t, err)
 	defer c.Close()
 	capture, err := s.Downstream.Capture(lab.DownstreamLink, lab.Filter{Port: tcpPort, Incoming: true}, 1<<17)

@@ -60,7 +60,7 @@ func TestFromPgbouncer(t *testing.T) {
 			var mu sync.Mutex
 			most := ""
 			each(all, func(c *session) {
-				n := c.ask("begin; select pg_sleep(0.1); select count(*) from pg_stat_activity where state in ('active', 'idle in transaction') and usename = 'postgres' and backend_type = 'client backend'; commit;")
+				n := c.ask("begin; select pg_sleep(0.5); select count(*) from pg_stat_activity where state in ('active', 'idle in transaction') and usename = 'postgres' and backend_type = 'client backend'; commit;")
 				mu.Lock()
 				defer mu.Unlock()
 				most = max(most, strings.TrimSpace(n))
@@ -77,7 +77,7 @@ func TestFromPgbouncer(t *testing.T) {
 			all[0].ask("set statement_timeout = '77s';")
 			leaked := 0
 			each(all[1:6], func(c *session) {
-				value := c.ask("begin; select pg_sleep(0.3); show statement_timeout; commit;")
+				value := c.ask("begin; select pg_sleep(1); show statement_timeout; commit;")
 				mu.Lock()
 				defer mu.Unlock()
 				if strings.Contains(value, "77s") {
@@ -111,7 +111,7 @@ func (s *site) session() *session {
 	must(s.t, err)
 	cmd.Stderr = cmd.Stdout
 	must(s.t, s.Client.Start(cmd))
-	late := time.AfterFunc(40*time.Second, func() { _ = cmd.Process.Kill() })
+	late := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
 	s.t.Cleanup(func() {
 		late.Stop()
 		_ = cmd.Process.Kill()

@@ -29,7 +29,7 @@ func Join(a *Host, aLink string, b *Host, bLink string) error {
 // asynchronously: until then the end that was set up first has no queue and drops packets, and
 // neighbors cannot resolve its addresses.
 func AwaitUp(h *netlink.Handle, link string) error {
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		l, err := h.LinkByName(link)
 		if err != nil {
 			return fmt.Errorf("wait for %s: %w", link, err)

@@ -85,6 +85,9 @@ func (p *Process) AwaitExit(limit time.Duration) error {
 	}
 }
 
+// listenTimeout bounds the start of other programs on a busy machine.
+const listenTimeout = 30 * time.Second
+
 // AwaitListening waits until the program's host has a TCP listener or a UDP socket at an address.
 func (p *Process) AwaitListening(ctx context.Context, h *Host, at netip.AddrPort, udp bool) error {
 	table, state := "/proc/thread-self/net/tcp", "0A" // TCP_LISTEN
@@ -94,7 +97,7 @@ func (p *Process) AwaitListening(ctx context.Context, h *Host, at netip.AddrPort
 	a := at.Addr().As4()
 	want := fmt.Sprintf(": %02X%02X%02X%02X:%04X 00000000:0000 %s", a[3], a[2], a[1], a[0], at.Port(), state)
 	any := fmt.Sprintf(": 00000000:%04X 00000000:0000 %s", at.Port(), state)
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(listenTimeout); ; {
 		var sockets []byte
 		err := h.Do(func() (err error) { sockets, err = os.ReadFile(table); return err })
 		if err != nil {
@@ -111,7 +114,7 @@ func (p *Process) AwaitListening(ctx context.Context, h *Host, at netip.AddrPort
 		case <-time.After(5 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return p.Errorf("it did not listen within 10 s")
+			return p.Errorf("it did not listen within %v", listenTimeout)
 		}
 	}
 }

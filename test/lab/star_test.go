@@ -37,7 +37,7 @@ func TestCut(t *testing.T) {
 	socket, err := hosts[0].ListenUDP(at)
 	must(t, err)
 	defer socket.Close()
-	must(t, socket.SetReadDeadline(time.Now().Add(10*time.Second)))
+	must(t, socket.SetReadDeadline(time.Now().Add(time.Minute)))
 	send := func(from int, text string) {
 		t.Helper()
 		c, err := hosts[from].DialUDP(starAddrs[from], at)
@@ -82,7 +82,7 @@ func TestRedis(t *testing.T) {
 	at := netip.AddrPortFrom(starAddrs[0], 6379)
 	ask := func(question, want string) {
 		t.Helper()
-		c, err := hosts[1].Dial(t.Context(), starAddrs[1], at, 10*time.Second)
+		c, err := hosts[1].Dial(t.Context(), starAddrs[1], at, 30*time.Second)
 		must(t, err)
 		defer c.Close()
 		_, err = io.WriteString(c, question+"\r\nQUIT\r\n")

@@ -142,7 +142,7 @@ func (h *host) programs(t testing.TB) (found []string) {
 func (h *host) mustBeClean(t testing.TB, pins string) {
 	t.Helper()
 	found := h.programs(t)
-	for end := time.Now().Add(2 * time.Second); len(found) > 0 && time.Now().Before(end); found = h.programs(t) {
+	for end := time.Now().Add(patience); len(found) > 0 && time.Now().Before(end); found = h.programs(t) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if len(found) > 0 {

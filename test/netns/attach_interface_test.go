@@ -22,7 +22,7 @@ func TestAttach_InterfaceAppears(t *testing.T) {
 	d := n.shaper.shaperd(t, attachConfig(pins, attach("late?", "police"), flood{rate: 1, depth: 1}.lines()))
 	wantUp := func(at string, want float64) {
 		t.Helper()
-		waitFor(t, 5*time.Second, func() error {
+		waitFor(t, patience, func() error {
 			m := d.metrics()
 			if got, ok := attachmentUp(m, at, "police"); !ok || got != want {
 				return fmt.Errorf("shaperd_attachment_up of %q is %v, %v, want %v:\n%s", at, got, ok, want, m)
@@ -32,7 +32,7 @@ func TestAttach_InterfaceAppears(t *testing.T) {
 	}
 	wantWaiting := func(last string) {
 		t.Helper()
-		waitFor(t, 5*time.Second, func() error {
+		waitFor(t, patience, func() error {
 			m := d.metrics()
 			_, missing := attachmentUp(m, "", "police")
 			_, present := attachmentUp(m, last, "police")
@@ -73,7 +73,7 @@ func TestAttach_InterfaceAppears(t *testing.T) {
 			"level=INFO msg=attached attachment=wall interface=" + name,
 			`level=WARN msg="interface removed" attachment=wall interface=` + name,
 		} {
-			waitFor(t, 5*time.Second, func() error {
+			waitFor(t, patience, func() error {
 				if logged := d.Log.String()[before:]; !strings.Contains(logged, want) {
 					return fmt.Errorf("the log lacks %q:\n%s", want, logged)
 				}
@@ -83,7 +83,7 @@ func TestAttach_InterfaceAppears(t *testing.T) {
 		time.Sleep(1100 * time.Millisecond) // until the next datagram conforms
 	}
 	d.terminate()
-	d.waitExit(5 * time.Second)
+	d.waitExit(patience)
 	n.shaper.mustBeClean(t, pins)
 }
 
@@ -101,7 +101,7 @@ func TestAttach_InterfaceRenamed(t *testing.T) {
 	}
 	programs := func(want ...string) {
 		t.Helper()
-		waitFor(t, 5*time.Second, func() error {
+		waitFor(t, patience, func() error {
 			if got := n.shaper.programs(t); !slices.Equal(got, want) {
 				return fmt.Errorf("attached: %v, want %v", got, want)
 			}

@@ -70,7 +70,7 @@ func testAttachProxied(t *testing.T, f family, ingress, routes bool) {
 		n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'p'),
 		from.newBulk(t, source, to, 2, 'o'),
 	}
-	s.wait(t, 'p', 4, 5*time.Second)
+	s.wait(t, 'p', 4, patience)
 	d.reload(text(true))
 	sendOnAll := func(inFlight float64) {
 		t.Helper()
@@ -82,7 +82,7 @@ func testAttachProxied(t *testing.T, f family, ingress, routes bool) {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-		waitFor(t, 5*time.Second, func() error {
+		waitFor(t, patience, func() error {
 			m := d.metrics()
 			if got := m.Sum("in_flight", `limit="others"`); got != inFlight {
 				return fmt.Errorf("%v connections are in flight, want %v\n%s", got, inFlight, m)
@@ -98,8 +98,8 @@ func testAttachProxied(t *testing.T, f family, ingress, routes bool) {
 		n.client.newBulk(t, f.sources[0], second, 4, 'r'),
 		from.newBulk(t, source, to, 1, 's'),
 	)
-	s.wait(t, 'q', 4, 5*time.Second)
-	s.wait(t, 'r', 4, 5*time.Second)
+	s.wait(t, 'q', 4, patience)
+	s.wait(t, 'r', 4, patience)
 	sendOnAll(3)
 	if err := from.dialUntilClosed(source, to); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a connection beyond limit others ended with %v", err)
@@ -119,7 +119,7 @@ func testAttachProxied(t *testing.T, f family, ingress, routes bool) {
 			b.abort()
 		}
 	}
-	waitFor(t, 5*time.Second, func() error {
+	waitFor(t, patience, func() error {
 		m := d.metrics()
 		if got := m.Sum("in_flight"); got != 0 {
 			return fmt.Errorf("%v connections are in flight at the end", got)
@@ -127,6 +127,6 @@ func testAttachProxied(t *testing.T, f family, ingress, routes bool) {
 		return nil
 	})
 	d.terminate()
-	d.waitExit(5 * time.Second)
+	d.waitExit(patience)
 	n.shaper.mustBeClean(t, pins)
 }

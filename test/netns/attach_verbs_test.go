@@ -140,7 +140,7 @@ func TestAttachShape(t *testing.T) {
 					t.Error("nothing is attached")
 				}
 				d.terminate()
-				d.waitExit(5 * time.Second)
+				d.waitExit(patience)
 			} else {
 				want := result{code: 1, stderr: fmt.Sprintf("shaperd: attach \"wall\" to right, %s: %s\n", direction, noFQ)}
 				if diff := cmp.Diff(want, n.shaper.command(t, "run", "--config", configFile(t, text)), cmp.AllowUnexported(result{})); diff != "" {
@@ -170,13 +170,7 @@ func TestAttach_FailedReloadKeepsPolicy(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			d.reload(text + "\n[[attach]]\nname = \"door\"\ninterface = \"r*\"\ndirection = \"egress\"\nmode = \"police\"\n")
 			const want = `attachments \"wall\" and \"door\" are both at right, egress, where their limits would count packets twice`
-			for end := time.Now().Add(3 * time.Second); !strings.Contains(d.Log.String(), want); {
-				if time.Now().After(end) {
-					t.Errorf("the log lacks %s:\n%s", want, d.Log.String())
-					break
-				}
-				time.Sleep(20 * time.Millisecond)
-			}
+			d.awaitLog(want)
 			if diff := cmp.Diff(before, n.shaper.programs(t)); diff != "" {
 				t.Errorf("the attached programs changed: %s", diff)
 			}

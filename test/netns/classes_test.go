@@ -23,22 +23,23 @@ func class(name string, source any, lines string) string {
 func (n *network) flood(t *testing.T, to netip.AddrPort, s *sink, bulks map[byte][]*bulk, d time.Duration) (map[byte]float64, stallReport) {
 	t.Helper()
 	stalls := startStallWatch(t)
+	c := n.downstream.capture(t, lab.DownstreamLink, to.Port(), 1<<17)
+	stop := make(chan struct{})
 	var all sync.WaitGroup
 	for _, list := range bulks {
 		for _, b := range list {
-			all.Go(func() { _ = b.flood(d + 1500*time.Millisecond) })
+			all.Go(func() { _ = b.floodUntil(stop) })
 		}
 	}
-	defer all.Wait()
+	defer func() { close(stop); all.Wait() }()
 	time.Sleep(500 * time.Millisecond)
-	before, sum := map[byte]int64{}, 0.0
-	for tag := range bulks {
-		before[tag] = s.got(tag)
-	}
+	begin := c.Elapsed()
 	time.Sleep(d)
-	parts := map[byte]float64{}
+	end := c.Elapsed()
+	list := c.stop()
+	parts, sum := map[byte]float64{}, 0.0
 	for tag := range bulks {
-		parts[tag] = float64(s.got(tag) - before[tag])
+		parts[tag] = float64(lab.Total(lab.Between(lab.Bytes(s.arrivals(tag, list)), begin, end)))
 		sum += parts[tag]
 	}
 	for tag := range parts {
@@ -106,6 +107,10 @@ func TestClasses_TurnsByPrefix(t *testing.T) {
 
 // The same for slots: 256 addresses of a /24 that ask for all slots get half of them beside one that does.
 func TestClasses_SlotsByPrefix(t *testing.T) {
+	retryOnStall(t, func() (stallReport, error) { return measureSlotsByPrefix(t) })
+}
+
+func measureSlotsByPrefix(t *testing.T) (stallReport, error) {
 	n, f := newNetwork(t), ipv4
 	var prefix []netip.Addr
 	for i := range 256 {
@@ -113,13 +118,15 @@ func TestClasses_SlotsByPrefix(t *testing.T) {
 	}
 	must(t, n.client.AddAddress(lab.ClientLink, f.outerBits, prefix...))
 	n.downstream.serveSlowly(t, netip.AddrPortFrom(f.downstream, tcpPort), 20*time.Millisecond)
-	n.shaper.shaperd(t, config(f, limit("all", onTCP, "max_connections = 4", `queue_timeout = "5s"`, `turns = ["prefix24", "source"]`)))
+	n.shaper.shaperd(t, config(f, limit("all", onTCP, "max_connections = 4", `queue_timeout = "1m"`, `turns = ["prefix24", "source"]`)))
+	stalls := startStallWatch(t)
 	var group sync.WaitGroup
-	defer group.Wait()
+	var ended atomic.Bool
+	defer func() { ended.Store(true); group.Wait() }()
 	var answers [2]atomic.Int64
 	ask := func(side int, from netip.Addr) {
 		group.Go(func() {
-			for end := time.Now().Add(4 * time.Second); time.Now().Before(end); {
+			for !ended.Load() {
 				if _, err := n.client.request(from, f.listenAddr()); err == nil {
 					answers[side].Add(1)
 				}
@@ -138,18 +145,24 @@ func TestClasses_SlotsByPrefix(t *testing.T) {
 	one, many := answers[0].Load()-before[0], answers[1].Load()-before[1]
 	t.Logf("one address: %d answers; 256 of a /24: %d", one, many)
 	if part := float64(one) / float64(one+many); part < 0.47 || part > 0.53 {
-		t.Errorf("one address has %.2f of the answers, want half", part)
+		return stalls.stop(), fmt.Errorf("one address has %.2f of the answers, want half", part)
 	}
+	return stalls.stop(), nil
 }
 
 // Three sources ask for twice of what the downstream behind a limit bears. All that the one of the highest priority asks is answered, and
 // that of the lowest, which would have nothing left, has the answers of the slots that are reserved for it.
 func TestClasses_Critical(t *testing.T) {
+	retryOnStall(t, func() (stallReport, error) { return measureCritical(t) })
+}
+
+func measureCritical(t *testing.T) (stallReport, error) {
 	n, f := newNetwork(t), ipv4
 	const service, slots = 20 * time.Millisecond, 10 // 500 answers a second, or a few less
 	n.downstream.serveSlowly(t, netip.AddrPortFrom(f.downstream, tcpPort), service)
 	n.shaper.shaperd(t, config(f, limit("database", onTCP, fmt.Sprint("max_connections = ", slots), `queue_timeout = "1s"`, `reserve = { batch = "10%" }`))+
 		class("critical", f.sources[0], "priority = 10")+class("bulk", f.sources[1], "priority = 5")+class("batch", f.sources[2], "priority = 0"))
+	stalls := startStallWatch(t)
 	var group sync.WaitGroup
 	var made, answered [3]int
 	rates := []float64{200, 700, 100}
@@ -161,15 +174,18 @@ func TestClasses_Critical(t *testing.T) {
 	for i, name := range []string{"critical", "bulk", "batch with 10 % of the slots"} {
 		t.Logf("%s: %d of %d answered, %.2f %%", name, answered[i], made[i], 100*float64(answered[i])/float64(made[i]))
 	}
+	report := stalls.stop()
+	var errs []error
 	if float64(answered[0]) < 0.999*float64(made[0]) {
-		t.Errorf("%d of %d critical questions were answered", answered[0], made[0])
+		errs = append(errs, fmt.Errorf("%d of %d critical questions were answered", answered[0], made[0]))
 	}
 	if load, all := made[0]+made[1]+made[2], answered[0]+answered[1]+answered[2]; float64(load) < 1.5*float64(all) { // those that wait at the end are answered after it
-		t.Errorf("%d of %d were answered: the load is too low to show anything", all, load)
+		errs = append(errs, fmt.Errorf("%d of %d were answered: the load is too low to show anything", all, load))
 	}
 	if part := 0.1 * slots * d.Seconds() / service.Seconds(); float64(answered[2]) < 0.8*part || float64(answered[2]) > 1.3*part {
-		t.Errorf("%d of batch were answered, want about %.0f", answered[2], part)
+		errs = append(errs, fmt.Errorf("%d of batch were answered, want about %.0f", answered[2], part))
 	}
+	return report, errors.Join(errs...)
 }
 
 // A class has the part of a rate that is reserved for it, which is more than its weight gives, within 2 %, and the others share the rest.

@@ -74,7 +74,7 @@ func (d *daemon) waitExit(most time.Duration) {
 // awaitLog waits until the daemon's log contains a text.
 func (d *daemon) awaitLog(text string) {
 	d.t.Helper()
-	waitFor(d.t, 10*time.Second, func() error {
+	waitFor(d.t, patience, func() error {
 		if !strings.Contains(d.Log.String(), text) {
 			return fmt.Errorf("the log lacks %q", text)
 		}
@@ -117,6 +117,18 @@ func (d *daemon) metrics() lab.Metrics {
 	m, err := lab.ParseMetrics(d.scrape())
 	must(d.t, err)
 	return m
+}
+
+// awaitMetric waits until the metrics with a name and labels have a sum. The daemon may count what its client sees a little
+// later.
+func (d *daemon) awaitMetric(want float64, name string, labels ...string) {
+	d.t.Helper()
+	waitFor(d.t, patience, func() error {
+		if m := d.metrics(); m.Sum(name, labels...) != want {
+			return fmt.Errorf("%s of %q is %v, want %v\n%s", name, labels, m.Sum(name, labels...), want, m)
+		}
+		return nil
+	})
 }
 
 // scrape returns the daemon's metrics as text.

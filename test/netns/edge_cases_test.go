@@ -81,7 +81,7 @@ func measureSlotRelease(t *testing.T, f family, occupy func(n *network, s *sink)
 		stalls := startStallWatch(t)
 		left := time.Now()
 		leaver.abort()
-		s.wait(t, 'n', 1, 5*time.Second)
+		s.wait(t, 'n', 1, patience)
 		took, report := time.Since(left), stalls.stop()
 		next.abort()
 		if took > 100*time.Millisecond+report.longest() {
@@ -94,7 +94,7 @@ func measureSlotRelease(t *testing.T, f family, occupy func(n *network, s *sink)
 func goneWhileThrottled(t *testing.T, _ *network, f family) {
 	measureSlotRelease(t, f, func(n *network, s *sink) *bulk {
 		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 1, 'h')
-		s.wait(t, 'h', 1, 5*time.Second)
+		s.wait(t, 'h', 1, patience)
 		if err := b.flood(200 * time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
@@ -111,10 +111,10 @@ func goneWhileWaiting(t *testing.T, _ *network, f family) {
 		s := n.downstream.newSink(t, f.tcp())
 		d := n.shaper.shaperd(t, config(f, limit("slots", onTCP, keyAll, `max_connections = 1`, `queue_timeout = "10s"`)))
 		holder := n.client.newBulk(t, f.sources[0], f.listenAddr(), 1, 'h')
-		s.wait(t, 'h', 1, 5*time.Second)
+		s.wait(t, 'h', 1, patience)
 		waiting := func(want float64) {
 			t.Helper()
-			waitFor(t, 5*time.Second, func() error {
+			waitFor(t, patience, func() error {
 				if got := d.metrics().Sum("waiting", `limit="slots"`); got != want {
 					return fmt.Errorf("%v connections wait, want %v", got, want)
 				}
@@ -136,7 +136,7 @@ func goneWhileWaiting(t *testing.T, _ *network, f family) {
 		waiting(1)
 		afterEnd := time.Since(start) - afterReset
 		holder.abort()
-		s.wait(t, 'n', 1, 5*time.Second)
+		s.wait(t, 'n', 1, patience)
 		report := stalls.stop()
 		if s.got('r') != 0 {
 			t.Error("a client that had gone reached the downstream")
@@ -154,9 +154,7 @@ func downstreamRefusesTCP(t *testing.T, n *network, f family) {
 	if err := n.client.dialUntilClosed(f.sources[0], f.listenAddr()); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the client sees %v, want a reset", err)
 	}
-	if got := d.metrics().Sum("shaperd_listener_dial_errors_total"); got != 1 {
-		t.Errorf("%v failed dials counted, want 1", got)
-	}
+	d.awaitMetric(1, "shaperd_listener_dial_errors_total")
 }
 
 // addDownstreamFilter applies an nftables statement to packets to a port of the downstream.
@@ -172,12 +170,12 @@ func (n *network) addDownstreamFilter(t testing.TB, protocol string, port int, s
 
 func downstreamUnreachableTCP(t *testing.T, n *network, f family) {
 	n.addDownstreamFilter(t, "tcp", tcpPort, "reject with icmpx type host-unreachable")
-	n.shaper.shaperd(t, config(f))
+	n.shaper.shaperd(t, config(f)+"connect_timeout = \"1h\"\n")
 	start := time.Now()
 	if err := n.client.dialUntilClosed(f.sources[0], f.listenAddr()); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the client sees %v, want a reset", err)
 	}
-	if took := time.Since(start); took > 3*time.Second {
+	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("it took %v to detect that the downstream is unreachable", took)
 	}
 }
@@ -189,12 +187,10 @@ func downstreamSilentTCP(t *testing.T, n *network, f family) {
 	if err := n.client.dialUntilClosed(f.sources[0], f.listenAddr()); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the client sees %v, want a reset", err)
 	}
-	if took := time.Since(start); took < 300*time.Millisecond || took > 2*time.Second {
+	if took := time.Since(start); took < 300*time.Millisecond || took > 4500*time.Millisecond { // by default it would be after 5 s
 		t.Errorf("the dial was aborted after %v, want 300 ms", took)
 	}
-	if got := d.metrics().Sum("shaperd_listener_connections_ended_total", `reason="not-connected"`); got != 1 {
-		t.Errorf("%v connections ended with not-connected, want 1", got)
-	}
+	d.awaitMetric(1, "shaperd_listener_connections_ended_total", `reason="not-connected"`)
 }
 
 // slowReaders has both sides read much more slowly than their peers write.
@@ -323,10 +319,7 @@ func hostileHeaders(t *testing.T, n *network, f family) {
 	if got := tcp.take(); len(got) != 0 {
 		t.Errorf("%d connections with invalid headers reached the downstream", len(got))
 	}
-	ended := d.metrics().Sum("shaperd_listener_connections_ended_total", `reason="bad-proxy-header"`)
-	if int(ended) != len(bad) {
-		t.Errorf("%v connections ended with bad-proxy-header, want %d", ended, len(bad))
-	}
+	d.awaitMetric(float64(len(bad)), "shaperd_listener_connections_ended_total", `reason="bad-proxy-header"`)
 	for _, header := range []string{
 		"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n",
 		"PROXY TCP6 2001:db8::1 2001:db8::2 65535 0\r\n",
@@ -378,7 +371,7 @@ func mustEcho(t testing.TB, c *net.UDPConn) {
 	t.Helper()
 	_, err := c.Write([]byte("hello"))
 	must(t, err)
-	must(t, c.SetReadDeadline(time.Now().Add(3*time.Second)))
+	must(t, c.SetReadDeadline(time.Now().Add(patience)))
 	buf := make([]byte, 100)
 	got, err := c.Read(buf)
 	for err == nil && string(buf[:got]) == "lost" {
@@ -411,7 +404,7 @@ func sameSourcePortTwice(t *testing.T, n *network, f family) {
 		} {
 			_, err := c.WriteToUDPAddrPort([]byte(to.String()), to)
 			must(t, err)
-			must(t, c.SetReadDeadline(time.Now().Add(3*time.Second)))
+			must(t, c.SetReadDeadline(time.Now().Add(patience)))
 			got, from, err := c.ReadFromUDPAddrPort(buf)
 			if err != nil || from.Port() != to.Port() || from.Addr().Unmap() != to.Addr() || string(buf[:got]) != to.String() {
 				t.Errorf("sent to %v, %q came back from %v, %v", to, buf[:got], from, err)
@@ -429,7 +422,7 @@ func countsAddUp(t *testing.T, n *network, f family) {
 	p := n.client.newPaced(t, f.sources[0], f.udpListenAddr(), paced{size: 100, rate: 4000})
 	sent, err := p.send(time.Second)
 	must(t, err)
-	time.Sleep(200 * time.Millisecond) // until the queue is empty
+	n.awaitEmptyQueue(t, d, "half", 100, sent, lostBefore)
 	arrived := len(c.stop())
 	m := d.metrics()
 	passed := m.Sum("shaperd_limit_packets_total", `limit="half"`, `verdict="pass"`) + m.Sum("shaperd_limit_packets_total", `limit="half"`, `verdict="delay"`)

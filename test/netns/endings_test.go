@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -25,7 +26,7 @@ var slowTCP = []string{
 	limit("slow-from", onTCP, `key = ["connection"]`, `rate = "4MiB/s"`, `direction = "from-downstream"`),
 }
 
-const testTimeout = 10 * time.Second
+const testTimeout = patience
 
 // TestHalfClose closes one direction and checks that the other continues.
 func TestHalfClose(t *testing.T) {
@@ -148,7 +149,7 @@ func TestDrain(t *testing.T) {
 		}
 	})
 	n.downstream.echoUDP(t, f.udp())
-	d := n.shaper.shaperd(t, config(f, limit("slow", onTCP, keySource, `rate = "2MiB/s"`)), "--drain-timeout", "20s")
+	d := n.shaper.shaperd(t, config(f, limit("slow", onTCP, keySource, `rate = "2MiB/s"`)), "--drain-timeout", "2m")
 	d.Notify.DropStored()
 	b := &bulk{}
 	for range 3 {
@@ -156,11 +157,15 @@ func TestDrain(t *testing.T) {
 	}
 	start := time.Now()
 	done := make(chan error, 1)
+	checked := make(chan struct{})
+	check := sync.OnceFunc(func() { close(checked) })
+	defer check()
 	go func() {
 		done <- b.each(func(c *net.TCPConn) error {
 			if _, err := c.Write(request); err != nil {
 				return err
 			}
+			<-checked // it lasts until then
 			if err := c.CloseWrite(); err != nil {
 				return err
 			}
@@ -173,7 +178,7 @@ func TestDrain(t *testing.T) {
 	}()
 	time.Sleep(300 * time.Millisecond)
 	d.terminate()
-	waitFor(t, time.Second, func() error {
+	waitFor(t, patience, func() error {
 		c, err := n.client.dialTCP(f.sources[1], f.listenAddr())
 		if err == nil {
 			abort(c)
@@ -189,13 +194,14 @@ func TestDrain(t *testing.T) {
 	}
 	n.client.exchangeUDP(t, f.sources[2], f.udpListenAddr(), 100)
 	d.awaitNotify("STATUS=Stopping: ")
+	check()
 	if err := receive(done); err != nil {
 		t.Errorf("while stopping: %v", err)
 	}
 	if took := time.Since(start); took < time.Second {
 		t.Errorf("3 MiB took %v: not limited to 2 MiB/s", took)
 	}
-	d.waitExit(3 * time.Second)
+	d.waitExit(patience)
 }
 
 // TestDrainTimeout stops a daemon with a connection that never ends.
@@ -206,10 +212,10 @@ func TestDrainTimeout(t *testing.T) {
 	s := n.downstream.newSink(t, f.tcp())
 	d := n.shaper.shaperd(t, config(f, slowTCP...), "--drain-timeout", "700ms")
 	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 1, 'x')
-	s.wait(t, 'x', 1, 5*time.Second)
+	s.wait(t, 'x', 1, patience)
 	start := time.Now()
 	d.terminate()
-	d.waitExit(4 * time.Second)
+	d.waitExit(20 * time.Second) // by default it would be after 30 s
 	if took := time.Since(start); took < 600*time.Millisecond {
 		t.Errorf("the daemon exited after %v, before the drain timeout of 700 ms", took)
 	}

@@ -357,7 +357,7 @@ func TestLongSoak(t *testing.T) {
 		t.Errorf("from %+v to %+v", first, last)
 	}
 	// When all clients have gone, nothing remains except flows until their timeout.
-	waitFor(t, 10*time.Second, func() error {
+	waitFor(t, patience, func() error {
 		m := d.metrics()
 		if open := m.Sum("shaperd_listener_connections_open"); open != 0 {
 			return fmt.Errorf("%v connections are open", open)

@@ -39,7 +39,7 @@ func (r *redis) paused(lasts time.Duration) fault {
 // evicted makes a Redis evict keys of the group: others write, with a maximum of memory.
 func (g *group) evicted(r *redis) fault {
 	const fill = `for i = 1, 40 do redis.call('SET', KEYS[1] .. i, string.rep('x', 100000)) end`
-	return fault{name: "keys evicted", after: 1500 * time.Millisecond, inject: func() {
+	return fault{name: "keys evicted", after: 2500 * time.Millisecond, inject: func() {
 		before := g.gateways[0].losses()
 		r.do("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
 		r.do("CONFIG", "SET", "maxmemory", fmt.Sprint(r.field("used_memory")+1<<20))
@@ -82,7 +82,7 @@ func (g *group) separated(name string, lasts time.Duration, sent, received bool,
 func (g *group) replicate(primary *redis) *redis {
 	g.t.Helper()
 	replica := g.addStore(1).redis(g.t, netip.AddrPortFrom(groupStores[1], primary.at.Port()), "--replicaof", primary.at.Addr().String(), fmt.Sprint(primary.at.Port()))
-	waitFor(g.t, 10*time.Second, func() error {
+	waitFor(g.t, patience, func() error {
 		if replica.do("DBSIZE") == "0" {
 			return errors.New("the replica has nothing yet")
 		}

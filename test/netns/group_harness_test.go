@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"shaperd.dev/shaperd/test/lab"
 )
@@ -40,6 +39,7 @@ type group struct {
 	load                *groupLoad
 	recorder            *recorder
 	meter               *excessMeter
+	stalls              stallReport // of the machine, in the last phase
 	results             []outcome
 }
 
@@ -162,7 +162,7 @@ func (g *group) drain(gw *gateway) {
 	gw.up.Store(false)
 	g.load.wake()
 	gw.daemon.terminate()
-	gw.daemon.waitExit(15 * time.Second)
+	gw.daemon.waitExit(patience)
 }
 
 // all returns the gateways.

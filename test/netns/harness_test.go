@@ -27,7 +27,7 @@ func TestHarness(t *testing.T) {
 			if err := b.send(4 << 20); err != nil {
 				t.Fatal(err)
 			}
-			s.wait(t, 'x', b.sent.Load(), 5*time.Second)
+			s.wait(t, 'x', b.sent.Load(), patience)
 			in := c.stop()
 			for _, a := range in {
 				if a.Payload > 1460 {
@@ -56,6 +56,7 @@ func measureHarness(t *testing.T, f family) (stallReport, error) {
 	to := netip.AddrPortFrom(f.downstream, udpPort)
 	n.downstream.discardUDP(t, to)
 	stalls := startStallWatch(t)
+	lostBefore := kernelDrops(t, n.shaper)
 	c := n.downstream.capture(t, lab.DownstreamLink, udpPort, 1<<14)
 	p := n.client.newPaced(t, f.sources[1], to, paced{tag: 7, size: 512, rate: 5000})
 	sent, err := p.send(500 * time.Millisecond)
@@ -63,8 +64,10 @@ func measureHarness(t *testing.T, f family) (stallReport, error) {
 		t.Fatal(err)
 	}
 	list, report := c.stop(), stalls.stop()
-	if sent < 2000 || len(list) != sent {
-		t.Fatalf("%d of %d datagrams captured, want all, and at least 2000", len(list), sent)
+	// The kernel drops some when the sender catches up after a stall.
+	lost := kernelDrops(t, n.shaper) - lostBefore
+	if sent < 2000 || len(list) > sent || len(list)+lost < sent {
+		t.Fatalf("%d of %d datagrams captured, want all but %d, and at least 2000", len(list), sent, lost)
 	}
 	var errs []error
 	for _, a := range list {

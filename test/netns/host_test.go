@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -53,7 +52,7 @@ func (h *host) listenTCP(t testing.TB, at netip.AddrPort) *net.TCPListener {
 
 // dialTCP connects from the address from inside the host. The caller closes.
 func (h *host) dialTCP(from netip.Addr, to netip.AddrPort) (*net.TCPConn, error) {
-	return h.Dial(context.Background(), from, to, 5*time.Second)
+	return h.Dial(context.Background(), from, to, patience)
 }
 
 // mustDial is dialTCP for the test's own goroutine.

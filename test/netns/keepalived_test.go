@@ -107,7 +107,7 @@ func (g *vrrpGateway) followSystemctl(ctx context.Context) {
 		if !d.Running() {
 			continue
 		}
-		if err := errors.Join(d.Stop(5*time.Second), g.startDaemon()); err != nil {
+		if err := errors.Join(d.Stop(patience), g.startDaemon()); err != nil {
 			g.t.Error(err)
 		}
 		g.restarts.Add(1)
@@ -152,7 +152,7 @@ func (g *vrrpGateway) startKeepalived() {
 // awaitMaster waits until the host has the virtual address.
 func (g *vrrpGateway) awaitMaster() {
 	g.t.Helper()
-	waitFor(g.t, 20*time.Second, func() error {
+	waitFor(g.t, patience, func() error {
 		out, err := g.Output("ip", "-4", "-o", "address", "show")
 		if err == nil && !strings.Contains(out, vrrpAddress.String()+"/") {
 			err = fmt.Errorf("%s has not %v", g.Name, vrrpAddress)
@@ -207,15 +207,15 @@ func TestKeepalived(t *testing.T) {
 	time.Sleep(time.Second)
 	must(t, pair[0].keepalived.Signal(syscall.SIGTERM))
 	pair[1].awaitMaster()
-	must(t, pair[0].keepalived.AwaitExit(5*time.Second))
-	waitFor(t, 10*time.Second, func() error {
+	must(t, pair[0].keepalived.AwaitExit(patience))
+	waitFor(t, patience, func() error {
 		if pair[0].restarts.Load() == 0 {
 			return errors.New("shaperd was not restarted when the address had moved")
 		}
 		return nil
 	})
 	pair[0].startKeepalived()
-	waitFor(t, 10*time.Second, func() error {
+	waitFor(t, patience, func() error {
 		if !strings.Contains(pair[0].keepalived.Log.String(), "Entering BACKUP STATE") {
 			return errors.New("it is no backup again")
 		}

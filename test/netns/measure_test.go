@@ -25,6 +25,7 @@ func (e envelope) checkBurst(events []lab.Event, stalls stallReport) error {
 	if len(events) == 0 {
 		return fmt.Errorf("nothing arrived")
 	}
+	stalls = stalls.machine()
 	allowed := e.burst + e.rate*min(stalls.longest(), stallAllowance).Seconds()
 	if s := lab.Sigma(events, e.rate); s > allowed {
 		return fmt.Errorf("sigma is %.1f %s, want at most %.1f, plus %.1f for the longest stall of %v",

@@ -133,7 +133,7 @@ func TestLongIdleControlClients(t *testing.T) {
 		events, report := lab.Between(lab.Bytes(c.stop()), 0, end), stalls.stop()
 		mustHaveLimited(t, d, "smooth")
 		// Idle connections are closed by then or soon, so that requests are served again.
-		waitFor(t, 15*time.Second, func() error { _, err := d.api().Status(t.Context()); return err })
+		waitFor(t, patience, func() error { _, err := d.api().Status(t.Context()); return err })
 		return report, checkEnvelope(t, tenMiB, events, 0.02, report)
 	})
 }

@@ -32,6 +32,7 @@ func TestTCPEnvelope(t *testing.T) {
 				s := n.downstream.newSink(t, f.tcp())
 				d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
 				b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
+				s.wait(t, 'x', 4, patience)
 				stalls := startStallWatch(t)
 				c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(5))
 				if err := b.flood(2500 * time.Millisecond); err != nil {
@@ -90,7 +91,7 @@ func TestTCP_IdleEarnsNoCredit(t *testing.T) {
 		if err := b.send(1 << 20); err != nil {
 			t.Fatal(err)
 		}
-		s.wait(t, 'x', b.sent.Load(), 5*time.Second)
+		s.wait(t, 'x', b.sent.Load(), patience)
 		idle := c.Elapsed()
 		time.Sleep(800 * time.Millisecond)
 		woke := c.Elapsed()
@@ -126,14 +127,14 @@ func TestTCP_NoBurstAfterReceiverPause(t *testing.T) {
 		s := n.downstream.newSink(t, f.tcp())
 		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
 		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), connections, 'x')
-		s.wait(t, 'x', connections, 5*time.Second)
+		s.wait(t, 'x', connections, patience)
 		stalls := startStallWatch(t)
 		c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(5))
 		done := make(chan error, 1)
 		go func() { done <- b.flood(2 * time.Second) }()
 		time.Sleep(500 * time.Millisecond)
-		s.pause(500 * time.Millisecond)
-		resumed := c.Elapsed()
+		var resumed time.Duration
+		s.pause(500*time.Millisecond, func() { resumed = c.Elapsed() })
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
@@ -160,8 +161,8 @@ func TestTCP_IdleConnectionsTakeNoShare(t *testing.T) {
 		d := n.shaper.shaperd(t, config(f, limit("smooth", onTCP, keySource, tenMiBLimit)))
 		n.client.newBulk(t, f.sources[0], f.listenAddr(), 49, 'i')
 		b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 1, 'b')
-		s.wait(t, 'i', 49, 5*time.Second)
-		s.wait(t, 'b', 1, 5*time.Second)
+		s.wait(t, 'i', 49, patience)
+		s.wait(t, 'b', 1, patience)
 		stalls := startStallWatch(t)
 		c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(4))
 		if err := b.flood(2 * time.Second); err != nil {
@@ -186,6 +187,8 @@ func TestTwoSourcesTCP(t *testing.T) {
 				d := n.shaper.shaperd(t, config(f, limit("each", onTCP, keySource, `rate = "2MiB/s"`, `max_delay = "500ms"`)))
 				quiet := n.client.newBulk(t, f.sources[1], f.listenAddr(), 1, 'q')
 				loud := n.client.newBulk(t, f.sources[0], f.listenAddr(), 20, 'l')
+				s.wait(t, 'q', 1, patience)
+				s.wait(t, 'l', 20, patience)
 				stalls := startStallWatch(t)
 				c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(4))
 				done := make(chan error)
@@ -208,7 +211,7 @@ func TestTwoSourcesTCP(t *testing.T) {
 	}
 }
 
-// TestObserve checks that an observing limit counts delays and does not delay.
+// TestObserve checks that an observing limit counts delays and does not delay: it would for 32 seconds.
 func TestObserve(t *testing.T) {
 	f := ipv4
 	n := newNetwork(t)
@@ -217,11 +220,11 @@ func TestObserve(t *testing.T) {
 	d := n.shaper.shaperd(t, text)
 	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 1, 'x')
 	start := time.Now()
-	if err := b.send(5 << 20); err != nil {
+	if err := b.send(32 << 20); err != nil {
 		t.Fatal(err)
 	}
-	s.wait(t, 'x', b.sent.Load(), 5*time.Second)
-	if took := time.Since(start); took > 2500*time.Millisecond {
+	s.wait(t, 'x', b.sent.Load(), patience)
+	if took := time.Since(start); took > 25*time.Second {
 		t.Errorf("observed traffic took %v, as if the limit were enforced", took)
 	}
 	mustHaveLimited(t, d, "smooth")
@@ -239,11 +242,14 @@ func checkEnvelope(t *testing.T, e envelope, events []lab.Event, tolerance float
 // test of a limiter that never limits proves nothing.
 func mustHaveLimited(t *testing.T, d *daemon, name string) {
 	t.Helper()
-	m := d.metrics()
 	label := `limit="` + name + `"`
-	if m.Sum("", label, `verdict="delay"`)+m.Sum("", label, `verdict="refuse"`) == 0 {
-		t.Errorf("the metrics have no delay and no refusal by %s:\n%s", name, m)
-	}
+	waitFor(t, patience, func() error {
+		m := d.metrics()
+		if m.Sum("", label, `verdict="delay"`)+m.Sum("", label, `verdict="refuse"`) == 0 {
+			return fmt.Errorf("the metrics have no delay and no refusal by %s:\n%s", name, m)
+		}
+		return nil
+	})
 }
 
 // checkFairness checks that all connections of the sink got the same number of bytes, within tolerance of their mean.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"shaperd.dev/shaperd/internal/testutil"
 	"shaperd.dev/shaperd/test/lab"
@@ -23,7 +22,7 @@ func TestReady_Attachment(t *testing.T) {
 	n.shaper.shaperd(t, attachConfig(newPinPath(t), attach("late0", "police"), flood{rate: 1, depth: 1}.lines()))
 	want := func(path, want string) {
 		t.Helper()
-		waitFor(t, 10*time.Second, func() error {
+		waitFor(t, patience, func() error {
 			return n.shaper.Do(func() error {
 				code, body, err := testutil.Get(lab.MetricsAddr, path)
 				if got := fmt.Sprintf("%d %s", code, body); err == nil && got != want+"\n" {

@@ -1,9 +1,11 @@
 package netns
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -67,18 +69,25 @@ func measureReload(t *testing.T) (stallReport, error) {
 	d := n.shaper.shaperd(t, text(4, ""))
 	b := n.client.newBulk(t, f.sources[0], f.listenAddr(), 4, 'x')
 	stalls := startStallWatch(t)
-	c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(5))
-	const load = 4400 * time.Millisecond
+	c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, framesOf(20))
 	done := make(chan error, 1)
-	go func() { done <- b.flood(load) }()
+	stop := make(chan struct{})
+	end := sync.OnceFunc(func() { close(stop) })
+	defer end()
 
 	var phases []phase
-	run := func(mib int, most time.Duration) {
-		phases = append(phases, phase{start: c.Elapsed(), rate: float64(mib << 20)})
+	begin := func(mib int) { phases = append(phases, phase{start: c.Elapsed(), rate: float64(mib << 20)}) }
+	wait := func(most time.Duration) {
 		time.Sleep(most)
 		phases[len(phases)-1].end = c.Elapsed()
 	}
-	run(4, 700*time.Millisecond)
+	run := func(mib int, most time.Duration) {
+		begin(mib)
+		wait(most)
+	}
+	begin(4)
+	go func() { done <- b.floodUntil(stop) }()
+	wait(700 * time.Millisecond)
 	for _, maxDelay := range []string{"250ms", "300ms"} { // same rate, other max_delay
 		d.reload(text(4, fmt.Sprintf("max_delay = %q", maxDelay)))
 		run(4, 400*time.Millisecond)
@@ -92,7 +101,7 @@ func measureReload(t *testing.T) (stallReport, error) {
 	} {
 		before := len(d.Log.String())
 		d.reload(bad)
-		waitFor(t, 10*time.Second, func() error {
+		waitFor(t, patience, func() error {
 			if logged := d.Log.String()[before:]; !strings.Contains(logged, "shaperd.toml:") {
 				return fmt.Errorf("an invalid configuration is not reported with its position: %q", logged)
 			}
@@ -102,6 +111,7 @@ func measureReload(t *testing.T) (stallReport, error) {
 	}
 	d.reload(text(2, ""))
 	run(2, 900*time.Millisecond)
+	end()
 	if err := <-done; err != nil {
 		t.Fatalf("a connection broke: %v", err)
 	}
@@ -111,7 +121,7 @@ func measureReload(t *testing.T) (stallReport, error) {
 		t.Errorf("%d connections arrived at the downstream and %d ended, want 4 and 0", arrived, ended)
 	}
 	moved := warpTime(lab.Between(events, phases[0].start, phases[len(phases)-1].end), phases)
-	allowed := burst + 24e3 + 8*(1<<20)*min(report.longest(), stallAllowance).Seconds()
+	allowed := burst + 24e3 + 8*(1<<20)*min(report.machine().longest(), stallAllowance).Seconds()
 	got := lab.Sigma(moved, 1)
 	t.Logf("sigma over all phases %.0f bytes, %d of them the burst; %v", got, burst, report)
 	if got < burst/8 { // far more than without a burst
@@ -124,8 +134,8 @@ func measureReload(t *testing.T) (stallReport, error) {
 	}
 	for i, p := range phases {
 		start := p.start
-		if i == 0 {
-			start += 300 * time.Millisecond // the burst
+		if i == 0 && len(events) > 0 {
+			start = max(start, events[0].At) + 300*time.Millisecond // the burst
 		}
 		e := envelope{rate: p.rate, unit: "bytes"}
 		if err := e.checkMean(lab.Between(events, start, p.end), 0.06, report); err != nil {
@@ -146,8 +156,10 @@ func TestReload_ConnectionCap(t *testing.T) {
 	d := n.shaper.shaperd(t, text(8))
 	c := n.downstream.captureFiltered(t, lab.DownstreamLink, lab.Filter{Port: tcpPort}, 1<<16)
 	failed := make(chan int, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	go func() {
-		_, n := n.client.repeatRequests(f.sources[0], f.listenAddr(), 40, 3*time.Second)
+		_, n := n.client.repeatRequestsUntil(ctx, f.sources[0], f.listenAddr(), 40)
 		failed <- n
 	}()
 	type step struct {
@@ -159,7 +171,7 @@ func TestReload_ConnectionCap(t *testing.T) {
 		if i != 0 {
 			d.reload(text(s.slots))
 		}
-		waitFor(t, 5*time.Second, func() error { // until the new cap is reached
+		waitFor(t, patience, func() error { // until the new cap is reached
 			if got := d.metrics().Sum("in_flight", `limit="slots"`); got != float64(s.slots) {
 				return fmt.Errorf("%v connections are in flight, the cap is %d", got, s.slots)
 			}
@@ -169,6 +181,7 @@ func TestReload_ConnectionCap(t *testing.T) {
 		time.Sleep(450 * time.Millisecond)
 		s.end = c.Elapsed()
 	}
+	cancel()
 	if n := <-failed; n != 0 {
 		t.Errorf("%d requests failed, want none", n)
 	}

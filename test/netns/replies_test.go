@@ -26,7 +26,7 @@ func TestUDPReplies(t *testing.T) {
 					if _, err := c.WriteToUDPAddrPort(want, to); err != nil {
 						t.Fatalf("send %d bytes: %v", size, err)
 					}
-					if err := c.SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
+					if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 						t.Fatal(err)
 					}
 					got, from, err := c.ReadFromUDPAddrPort(buf)
@@ -64,7 +64,7 @@ func TestUDPFlows(t *testing.T) {
 					if _, err := c.WriteToUDPAddrPort(want, f.udpListenAddr()); err != nil {
 						return err
 					}
-					if err := c.SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
+					if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 						return err
 					}
 					got, _, err := c.ReadFromUDPAddrPort(buf)

@@ -34,7 +34,7 @@ func TestRestart(t *testing.T) {
 					first.Kill()
 				} else {
 					first.terminate()
-					first.waitExit(5 * time.Second)
+					first.waitExit(patience)
 				}
 				var asked sync.WaitGroup
 				failed := make(chan error, 100)
@@ -80,7 +80,7 @@ func TestStoredSockets(t *testing.T) {
 	}
 	d.Kill()
 	second := n.shaper.shaperdWith(t, d.Notify.Stored, strings.ReplaceAll(text, door, port(7778)))
-	waitFor(t, 5*time.Second, func() error {
+	waitFor(t, patience, func() error {
 		if !strings.Contains(second.Log.String(), "closed inherited socket: no listener has its address") {
 			return errors.New("an unused inherited socket was not logged")
 		}

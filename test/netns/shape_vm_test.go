@@ -79,7 +79,7 @@ func TestVMEgress(t *testing.T) {
 		}
 		t.Log(report)
 		d.terminate()
-		d.waitExit(5 * time.Second)
+		d.waitExit(patience)
 		n.shaper.mustBeClean(t, pins)
 		return report, errors.Join(errs...)
 	})
@@ -108,7 +108,7 @@ func TestVMIngress(t *testing.T) {
 		err := errors.Join(checkExact(t, s.name, s.capture, s.capture.stop(), fourMbit, tolerance, report), fl.check(t, report))
 		t.Log(report)
 		d.terminate()
-		d.waitExit(5 * time.Second)
+		d.waitExit(patience)
 		n.shaper.mustDetach(t, pins)
 		return report, err
 	})
@@ -224,7 +224,7 @@ func TestVMQueue(t *testing.T) {
 				d = h.shaperd(t, text(7000, "open"))
 				h.checkQueue(t, lab.MiddleRight, 7000)
 				d.terminate()
-				d.waitExit(5 * time.Second)
+				d.waitExit(patience)
 				h.mustBeClean(t, pins)
 			},
 		},
@@ -233,7 +233,7 @@ func TestVMQueue(t *testing.T) {
 			[]string{"pfifo", "limit", "77"},
 			func(t *testing.T, h *host, d *daemon, pins string, _ func(int, string) string) {
 				d.terminate()
-				d.waitExit(5 * time.Second)
+				d.waitExit(patience)
 				h.mustDetach(t, pins)
 			},
 		},

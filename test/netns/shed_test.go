@@ -63,7 +63,7 @@ shed = { limit = "database", above = "80%%" }
 		}
 		return l.Shed.Share
 	}
-	waitFor(t, 5*time.Second, func() error {
+	waitFor(t, patience, func() error {
 		if share() != 0 {
 			return fmt.Errorf("sheds %v before anything was asked", share())
 		}
@@ -81,25 +81,41 @@ shed = { limit = "database", above = "80%%" }
 		group.Wait()
 		return parts[0], (parts[1] + parts[2]) / 2
 	}
-	critical, others := load(3 * time.Second)
-	t.Logf("without shedding %.2f %% and %.1f %% are answered", 100*critical, 100*others)
-	if critical > 0.9 {
-		t.Errorf("without shedding %.1f %% are answered: the load is too low to show anything", 100*critical)
-	}
-	d.reload(config(false))
-	load(9 * time.Second) // the share grows
-	critical, others = load(6 * time.Second)
-	t.Logf("with shedding %.2f %% and %.1f %% are answered, %.0f %% are shed", 100*critical, 100*others, 100*share())
-	if critical < 0.99 || others == 0 || others > 0.5 {
-		t.Errorf("with shedding %.2f %% and %.1f %% are answered", 100*critical, 100*others)
-	}
-	waitFor(t, 10*time.Second, func() error {
-		if s := share(); s != 0 {
-			return fmt.Errorf("still sheds %v", s)
+	retryOnStall(t, func() (stallReport, error) {
+		stalls := startStallWatch(t)
+		critical, others := load(3 * time.Second)
+		report := stalls.stop()
+		t.Logf("without shedding %.2f %% and %.1f %% are answered", 100*critical, 100*others)
+		if critical > 0.9 {
+			return report, fmt.Errorf("without shedding %.1f %% are answered: the load is too low to show anything", 100*critical)
 		}
-		return nil
+		return report, nil
 	})
-	if made, answered := n.client.openLoop(f.sources[1], to, 50, time.Second); answered < made {
-		t.Errorf("%d of %d are answered when there is enough", answered, made)
-	}
+	d.reload(config(false))
+	retryOnStall(t, func() (stallReport, error) {
+		load(9 * time.Second) // the share grows
+		stalls := startStallWatch(t)
+		critical, others := load(6 * time.Second)
+		report := stalls.stop()
+		t.Logf("with shedding %.2f %% and %.1f %% are answered, %.0f %% are shed", 100*critical, 100*others, 100*share())
+		if critical < 0.99 || others == 0 || others > 0.5 {
+			return report, fmt.Errorf("with shedding %.2f %% and %.1f %% are answered", 100*critical, 100*others)
+		}
+		return report, nil
+	})
+	retryOnStall(t, func() (stallReport, error) {
+		waitFor(t, patience, func() error {
+			if s := share(); s != 0 {
+				return fmt.Errorf("still sheds %v", s)
+			}
+			return nil
+		})
+		stalls := startStallWatch(t)
+		made, answered := n.client.openLoop(f.sources[1], to, 50, time.Second)
+		report := stalls.stop()
+		if answered < made {
+			return report, fmt.Errorf("%d of %d are answered when there is enough", answered, made)
+		}
+		return report, nil
+	})
 }

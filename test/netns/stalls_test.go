@@ -28,14 +28,24 @@ const (
 	minStall    = 300 * time.Microsecond // minimum lateness of a wake-up that counts as a stall
 )
 
+// A stall of this program delays what the test sends and receives, but nothing that passes between the daemon and a
+// capture. Shorter ones do not empty the buffers of senders.
+const minOwnStall = 20 * time.Millisecond
+
 // A stall is a late wake-up.
 type stall struct {
 	cpu  int
 	at   time.Time // when the wake-up was due
 	late time.Duration
+	own  bool // of this program, as one of its threads has seen it
 }
 
 type stallReport []stall
+
+// machine returns the stalls that other processes have as well.
+func (r stallReport) machine() stallReport {
+	return slices.DeleteFunc(slices.Clone(r), func(s stall) bool { return s.own })
+}
 
 func (r stallReport) longest() time.Duration {
 	var d time.Duration
@@ -114,10 +124,10 @@ func awaitQuiet(t *testing.T) {
 }
 
 // retryOnStall fails the test with the error of measure. If the machine was noisy
-// meanwhile, it measures again, at most twice: a defect fails each time.
+// meanwhile, it measures again, at most four times: a defect fails each time.
 func retryOnStall(t *testing.T, measure func() (stallReport, error)) {
 	t.Helper()
-	for retries := 2; ; retries-- {
+	for retries := 4; ; retries-- {
 		start := time.Now()
 		report, err := measure()
 		if err == nil {
@@ -153,6 +163,8 @@ type stallWatch struct {
 	stdin io.Closer
 	out   io.Reader
 	done  bool
+	end   atomic.Bool      // of the thread that watches this program
+	own   chan stallReport // what it has seen
 }
 
 func startStallWatch(t testing.TB) *stallWatch {
@@ -161,7 +173,7 @@ func startStallWatch(t testing.TB) *stallWatch {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &stallWatch{t: t, cmd: exec.Command(self)}
+	w := &stallWatch{t: t, cmd: exec.Command(self), own: make(chan stallReport, 1)}
 	w.cmd.Env = append(os.Environ(), stallEnv+"=1")
 	w.cmd.Stderr = os.Stderr
 	if w.stdin, err = w.cmd.StdinPipe(); err != nil {
@@ -178,9 +190,28 @@ func startStallWatch(t testing.TB) *stallWatch {
 	t.Cleanup(func() { w.finish() })
 	var ready string
 	if _, err := fmt.Fscanln(w.out, &ready); err != nil {
+		w.own <- nil
 		t.Fatalf("start stall watch: %v", err)
 	}
+	go w.watchOwn()
 	return w
+}
+
+// watchOwn watches this program until the end: a stall may be one of its runtime, or a signal has stopped it.
+func (w *stallWatch) watchOwn() {
+	const period = 5 * time.Millisecond
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var list stallReport
+	for due := time.Now().Add(period); !w.end.Load(); due = due.Add(period) {
+		sleepUntil(due)
+		woke := time.Now()
+		if late := woke.Sub(due); late >= minOwnStall {
+			list = append(list, stall{at: due, late: late, own: true})
+			due = woke
+		}
+	}
+	w.own <- list
 }
 
 // stop ends the watch and returns the stalls.
@@ -198,8 +229,9 @@ func (w *stallWatch) finish() (stallReport, error) {
 		return nil, nil
 	}
 	w.done = true
+	w.end.Store(true)
 	w.stdin.Close()
-	var report stallReport
+	report := <-w.own
 	for {
 		var s stall
 		var at int64
@@ -263,7 +295,7 @@ func watchStallsOn(cpu int, stop *atomic.Bool) (list stallReport) {
 		sleepUntil(due)
 		woke := time.Now()
 		if late := woke.Sub(due); late >= minStall {
-			list = append(list, stall{cpu, due, late})
+			list = append(list, stall{cpu: cpu, at: due, late: late})
 			due = woke
 		}
 	}

@@ -106,11 +106,12 @@ func (s *sink) drain(c *net.TCPConn) {
 	}
 }
 
-// pause stops reading for the time d. All connections must be busy.
-func (s *sink) pause(d time.Duration) {
+// pause stops reading for the time d, and calls end before it resumes. All connections must be busy.
+func (s *sink) pause(d time.Duration, end func()) {
 	s.readLock.Lock()
 	defer s.readLock.Unlock()
 	time.Sleep(d)
+	end()
 }
 
 func unmapped(a net.Addr) netip.AddrPort {
@@ -159,6 +160,9 @@ func (s *sink) arrivals(tag byte, list []lab.Arrival) []lab.Arrival {
 	}
 	return mine
 }
+
+// patience is how long tests wait for what happens at once, unless the machine is busy.
+const patience = 30 * time.Second
 
 // wait waits until the sink has received n bytes with the tag.
 func (s *sink) wait(t testing.TB, tag byte, n int64, most time.Duration) {
@@ -241,6 +245,20 @@ func (b *bulk) flood(d time.Duration) error {
 			}
 		}
 	})
+}
+
+// floodUntil is like flood, until stop is closed.
+func (b *bulk) floodUntil(stop <-chan struct{}) error {
+	for {
+		select {
+		case <-stop:
+			return nil
+		default:
+		}
+		if err := b.flood(100 * time.Millisecond); err != nil {
+			return err
+		}
+	}
 }
 
 func (b *bulk) each(fn func(*net.TCPConn) error) error {

@@ -3,12 +3,13 @@ package netns
 import (
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 	"time"
+
+	"shaperd.dev/shaperd/test/lab"
 )
 
 // TestTiers floods from a source of each of three tiers, one of them in a file: they get 1:5:20, and none costs another anything.
@@ -26,25 +27,28 @@ func TestTiers(t *testing.T) {
 				n.shaper.shaperd(t, config(f, limit("tiers", onTCP, `key = ["source"]`, "ipv6_prefix = 128", `rate = "200kB/s"`,
 					`for.silver = { rate = "1MB/s" }`, `for.gold = { rate = "4MB/s" }`))+groups)
 				stalls := startStallWatch(t)
+				c := n.downstream.capture(t, lab.DownstreamLink, tcpPort, 1<<16)
+				stop := make(chan struct{})
 				var all sync.WaitGroup
 				for i, source := range f.sources {
 					b := n.client.newBulk(t, source, f.listenAddr(), 2, byte('a'+i))
-					all.Go(func() { _ = b.flood(4 * time.Second) })
+					all.Go(func() { _ = b.floodUntil(stop) })
 				}
-				defer all.Wait()
+				defer func() { close(stop); all.Wait() }()
 				time.Sleep(500 * time.Millisecond)
-				begin, before := time.Now(), [3]int64{s.got('a'), s.got('b'), s.got('c')}
+				begin := c.Elapsed()
 				time.Sleep(3 * time.Second)
+				end := c.Elapsed()
+				list, report := c.stop(), stalls.stop()
 				var errs []error
-				seconds := time.Since(begin).Seconds()
 				for i, rate := range []float64{200e3, 1e6, 4e6} {
-					got := float64(s.got(byte('a'+i))-before[i]) / seconds
-					t.Logf("%.0f B/s, %+.2f %%", got, 100*(got/rate-1))
-					if math.Abs(got/rate-1) > 0.01 {
-						errs = append(errs, fmt.Errorf("%s has %.0f B/s, want %.0f", f.sources[i], got, rate))
+					events := lab.Between(lab.Bytes(s.arrivals(byte('a'+i), list)), begin, end)
+					t.Logf("%.0f B/s, %+.2f %%", lab.MeanRate(events), 100*(lab.MeanRate(events)/rate-1))
+					if err := (envelope{rate: rate, unit: "bytes"}).checkMean(events, 0.01, report); err != nil {
+						errs = append(errs, fmt.Errorf("%s: %w", f.sources[i], err))
 					}
 				}
-				return stalls.stop(), errors.Join(errs...)
+				return report, errors.Join(errs...)
 			})
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -47,6 +48,7 @@ type paced struct {
 	rate int // datagrams a second
 
 	period time.Duration // between two batches; 0 is 200 us
+	pinned bool          // send on one processor: the kernel queues packets of each apart, so that they overtake one another
 }
 
 // newPaced returns a sender from the address from inside the host.
@@ -69,6 +71,13 @@ func (p *paced) send(d time.Duration) (sent int, err error) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	if p.pinned {
+		unpin, err := pinThread()
+		if err != nil {
+			return 0, err
+		}
+		defer unpin()
+	}
 	payload := make([]byte, p.size)
 	start := time.Now()
 	offered := 0
@@ -98,6 +107,20 @@ func (p *paced) send(d time.Duration) (sent int, err error) {
 		}
 	}
 	return sent, nil
+}
+
+// pinThread binds the calling thread to the processor that it is on.
+func pinThread() (unpin func(), err error) {
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return nil, err
+	}
+	var cpu uint32
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 {
+		return nil, errno
+	}
+	one.Set(int(cpu))
+	return func() { _ = unix.SchedSetaffinity(0, &all) }, unix.SchedSetaffinity(0, &one)
 }
 
 // discardUDP drops datagrams to the address at in the kernel, at minimal cost.

@@ -40,7 +40,7 @@ type walkthrough struct {
 func (s *walkthrough) run(command string, want ...string) (printed string) {
 	s.t.Helper()
 	s.commands = append(s.commands, command)
-	waitFor(s.t, 10*time.Second, func() error {
+	waitFor(s.t, patience, func() error {
 		cmd := exec.Command(daemonPath(s.t), strings.Fields(command)[1:]...)
 		cmd.Env = append(os.Environ(), "SHAPERD_CONTROL="+s.d.Control)
 		out, err := cmd.CombinedOutput()
@@ -86,7 +86,7 @@ func TestWalkthrough(t *testing.T) {
 		if *figures {
 			time.Sleep(12 * time.Second) // until the figures over 10 s have settled
 		}
-		waitFor(t, 10*time.Second, func() error {
+		waitFor(t, patience, func() error {
 			before, begun := sink.got(slow), time.Now()
 			time.Sleep(time.Second)
 			got = float64(sink.got(slow)-before) * 8 / 1e6 / time.Since(begun).Seconds()

@@ -45,7 +45,7 @@ max_connections = 10
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := d.Stop(10 * time.Second); err != nil {
+		if err := d.Stop(30 * time.Second); err != nil {
 			t.Error(err)
 		}
 		if t.Failed() {

@@ -142,6 +142,9 @@ func (f *fake) at(t time.Time, i int) api.Live {
 	case "trouble":
 		live.Quotas, s.QuotaError = quotas(2), "no space left on device "+nasty
 		s.State = "stopping"
+		s.RolledBack = &api.Revision{Revision: "5f0c61", At: t.Add(-2 * time.Hour)}
+		s.SourceErrors, s.ScheduleError = []string{"/etc/shaperd/gold.txt:3: " + nasty}, "no memory "+nasty
+		s.StateError, s.EndpointErrors = "read-only file system "+nasty, []string{"metrics: address in use " + nasty}
 		s.Reload = api.ReloadStatus{At: t.Add(-20 * time.Minute), Loaded: f.started, Duration: 0.003, Errors: []string{
 			`/etc/shaperd/shaperd.toml:14:12: limit "database": rate: "10mbps" is megabits to most people and megabytes to tc: write "10Mbit/s" or "10MB/s"`,
 			`/etc/shaperd/conf.d/50-sms.toml:3:1: unknown key "max_conections": is "max_connections" meant?`,
@@ -152,6 +155,7 @@ func (f *fake) at(t time.Time, i int) api.Live {
 			{Limit: nasty, Set: map[string]string{"observe": nasty}, Since: t.Add(-50 * time.Second)},
 		}
 		s.Blocks = []api.Block{{Prefix: "192.0.2.0/24", Since: t.Add(-time.Minute), Until: &until}, {Prefix: "2001:db8::/32", Since: t.Add(-time.Minute)}}
+		s.Penalized, s.WouldBePenalized = 12, 1
 		s.Attachments[1].Up, s.Attachments[1].Error = false, "attach tcx ingress wan0: no such device "+nasty
 		s.Listeners[0].Downstreams[1].State = "down"
 	}
@@ -186,6 +190,8 @@ func (f *fake) limits(t time.Time) []api.Limit {
 	case "trouble":
 		list := f.fourLimits(t)
 		list[0].Override = map[string]string{"rate": "20Mbit/s", "max_connections": "100"}
+		list[0].Penalty = &api.LimitPenalty{Mode: "enforce", Blocked: 12, Imposed: 40}
+		list[1].Penalty = &api.LimitPenalty{Mode: "observe", WouldBlock: 1, WouldImpose: 3}
 		list[0].Rate, list[0].Summary = 2.5e6, "20Mbit/s, queue 1s, 100 connections, wait 5s"
 		list[3].Name, list[3].Override = nasty, map[string]string{"mode": nasty}
 		list[3].NewConnections = 2.0 / 3600

@@ -61,7 +61,7 @@ const headlines = {
   idle: ['good', 'Conformant. No traffic is throttled.'],
   overload: ['warn', 'Conformant. 3 limits throttle traffic.'],
   violated: ['bad', 'Conformance is violated.'],
-  bypass: ['bad', 'Bypass is on. No limit is enforced.'],
+  bypass: ['bad', 'Bypass is on. Limits only observe.'],
   observe: ['info', 'Observing only. No limit is enforced.'],
   trouble: ['warn', 'Conformant. 3 limits throttle traffic.'],
   unavailable: ['bad', 'No downstream is up at db.'],
@@ -170,10 +170,10 @@ const real = check('daemon', 'daemon', desktop, async (page, must) => {
   must(await page.$$eval('.plot canvas', (l) => l.length) >= 3, 'there are no charts');
 
   await shaperd('set', 'limit', 'database', 'rate=16Mbit/s', '--for', '5m');
-  await matches('#notices', 'Override.*database: rate = 16Mbit/s.*4 min 5\\d s left');
+  await matches('#notices', 'Override.*database: rate = 16Mbit/s.*[34] min \\d+ s left');
   await matches('#overview tbody tr', 'of 16 Mbit/s');
   await shaperd('bypass', 'on');
-  await matches('#headline-text', 'Bypass is on. No limit is enforced.');
+  await matches('#headline-text', 'Bypass is on. Limits only observe.');
   must(await page.isVisible('#bypass'), 'the bypass banner is hidden');
   await shaperd('bypass', 'off');
   await matches('#headline-text', 'Conformant');
@@ -307,7 +307,12 @@ await check('quotas', 'observe', desktop, async (page, must) => {
   must((await text(page, '#quotas-note')).includes('And 32 keys with smaller parts. 1 key used up.'), `the note is "${await text(page, '#quotas-note')}"`);
 });
 
-await check('quotas that wait', 'trouble', desktop, async (page, must) => {
+await check('errors of files', 'trouble', desktop, async (page, must) => {
+  const all = await text(page, '#notices');
+  for (const words of ['Rolled backRevision 5f0c61 of ', `Old sourcesThey are in use, because a file has an error./etc/shaperd/gold.txt:3: ${nasty}`,
+    `could not be applied: no memory ${nasty}.`, `Not savedA restart loses the latest overrides: read-only file system ${nasty}.`, `Not availablemetrics: address in use ${nasty}`]) {
+    must(all.includes(words), `no notice contains "${words}": "${all}"`);
+  }
   must((await text(page, '#notices')).includes(`Quotas waitTheir file cannot be written: no space left on device ${nasty}`), `the notices are "${await text(page, '#notices')}"`);
 });
 
@@ -323,7 +328,7 @@ await check('alone', 'alone', desktop, async (page, must) => {
   const all = await text(page, '#notices');
   must(all.includes(`Hosts disagreeabout limit ${nasty}`) && !all.includes('Not limited together'), `the notices are "${all}"`);
   must((await column(page, '#shared-table', 3)).includes('100 % of 80 Mbit/s = 80 Mbit/s'), `shares: ${await column(page, '#shared-table', 3)}`);
-  must(await page.isHidden('#host-table') && (await text(page, '#hosts-unknown')).startsWith('The hosts are not known: connection refused'), 'hosts that are not known are shown');
+  must(await page.isHidden('#host-table') && (await text(page, '#hosts-unknown')).startsWith('The hosts are unknown: connection refused'), 'unknown hosts are shown');
   must(await page.$$eval('main img, main script', (l) => l.length) === 0, 'text became markup');
 });
 
@@ -346,6 +351,9 @@ await check('trouble', 'trouble', desktop, async (page, must) => {
   must(/^Override: rate = 20Mbit\/s \(.* left\), max_connections = 100 \(until the next reload\)$/.test(override), `the override on the card is "${override}"`);
   must(all.includes('Downstream 10.0.0.7:5432 of listener db gets no new connections.'), 'no notice of the drained downstream');
   must((await column(page, '#overview', 3)).some((c) => c.endsWith('each 2/h')), `the ceilings are ${await column(page, '#overview', 3)}`);
+  must(all.includes('12 sources blocked') && all.includes('1 source would be blocked'), 'no notice of the penalties');
+  const cards = await text(page, '#cards');
+  must(/Penalizes\s*12 sources \(40 times in total\)/.test(cards) && /Would penalize\s*1 source \(3 times in total\)/.test(cards), 'the cards do not show the penalties');
   await page.waitForFunction(() => document.getElementById('event-list').textContent.includes('3 events not shown.'), null, wait)
     .catch(() => must(false, 'no message about omitted events'));
 });

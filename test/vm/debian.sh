@@ -9,14 +9,12 @@ if (($# != 1)); then
 	echo "usage: $0 DIRECTORY" >&2
 	exit 2
 fi
+mirror=$("${BASH_SOURCE[0]%/*}/../../scripts/debian-mirror")
 mkdir -p "$1"
 cd "$1"
 
-# What the tests use, and nothing that shaperd needs besides systemd.
-packages=systemd,systemd-sysv,passwd,dbus,udev,kmod,iproute2,nftables,procps,linux-image-cloud-amd64,initramfs-tools,zstd
-# Use the mirror configured on this machine.
-mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
-	sed -nE '/security/d; s/^(URIs:|deb( \[[^]]*\])?) *(https?:[^ ]*debian)\/?( .*)?$/\3/p; T; q' || true)
+# What the tests use, and nothing that shaperd needs besides systemd. With rpm they install the other package.
+packages=systemd,systemd-sysv,passwd,dbus,udev,kmod,iproute2,nftables,procps,rpm,linux-image-cloud-amd64,initramfs-tools,zstd
 
 for line in "12 bookworm" "13 trixie"; do
 	read -r release suite <<<"$line"
@@ -59,7 +57,7 @@ for line in "12 bookworm" "13 trixie"; do
 		--aptopt='Apt::Install-Recommends "false"' --dpkgopt='path-exclude=/usr/share/locale/*' \
 		--essential-hook="mkdir -p \"\$1/etc/systemd/system\" && cp '$work/guest.service' \"\$1/etc/systemd/system/\"" \
 		--customize-hook="sh '$work/setup' \"\$1\"" \
-		"$suite" "$work/root" "${mirror:-http://deb.debian.org/debian}"
+		"$suite" "$work/root" "$mirror"
 	mkdir "$work/machine"
 	cp "$work"/root/boot/vmlinuz-* "$work/machine/vmlinuz"
 	cp "$work"/root/boot/initrd.img-* "$work/machine/initrd"

@@ -18,6 +18,6 @@
 //	go test ./test/vm -run TestKernels/6.12 -v -vm.run TestIFB
 //
 // TestPackages boots Debian 12 and 13 from a disk with systemd as their first process, and installs, upgrades and
-// removes the Debian package there: package installed. TestProcessors runs the program of each other processor:
+// removes the Debian package there, and in Debian 13 the rpm package: package installed. TestProcessors runs the program of each other processor:
 // package portable. "make test-packages" runs both, and debian.sh and processors.sh fetch what they boot.
 package vm

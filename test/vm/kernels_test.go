@@ -29,6 +29,7 @@ func suites(kernel string) []suite {
 	return []suite{
 		{pkg: "test/vm/guest"},
 		{pkg: "bpf", run: run, args: []string{"-policies=4", "-packets=500", "-escape.time=2s"}},
+		{pkg: "conn", run: "TestParking|TestVM"}, // epoll instances in others
 		{pkg: "test/netns", run: "TestVM"},
 		{pkg: "test/from", run: "TestFromTC", files: []string{"docs/from/tc.md"}}, // they have sch_fq
 	}

@@ -26,12 +26,14 @@ var (
 		{"debian-12", "life", []string{"First", "Second"}},
 		{"debian-13", "life", []string{"First", "Second"}},
 		{"debian-13", "permissions", []string{"Permissions"}},
+		{"debian-13", "rpm", []string{"Rpm"}},
+		{"debian-13", "instances", []string{"Instances"}},
 	}
 	debianOptions = []string{"console=ttyS0", "root=/dev/vda", "ro", "systemd.show_status=0", "random.trust_cpu=on", "net.ifnames=0"}
 )
 
-// TestPackages installs the package in Debian releases that have booted with systemd, reboots, upgrades and
-// removes it. Each boot of a disk runs the test of package installed with its name.
+// TestPackages installs the Debian package in Debian releases that have booted with systemd, reboots, upgrades and
+// removes it; and the rpm package in one of them. Each boot of a disk runs the test of package installed with its name.
 func TestPackages(t *testing.T) {
 	binaries := t.TempDir()
 	if err := build(t.Context(), "amd64", binaries, []suite{{pkg: "test/vm/installed"}}); err != nil {
@@ -51,6 +53,8 @@ func TestPackages(t *testing.T) {
 				if err := writePayload(payload, map[string]string{
 					"old.deb": filepath.Join(repoRoot, "build/test-packages/shaperd_1.0.0-1_amd64.deb"),
 					"new.deb": filepath.Join(repoRoot, "build/test-packages/shaperd_2.0.0-1_amd64.deb"),
+					"old.rpm": filepath.Join(repoRoot, "build/test-packages/shaperd-1.0.0-1.x86_64.rpm"),
+					"new.rpm": filepath.Join(repoRoot, "build/test-packages/shaperd-2.0.0-1.x86_64.rpm"),
 					"test":    filepath.Join(binaries, "installed.test"),
 				}, "^Test"+name); err != nil {
 					t.Fatal(err)

@@ -16,12 +16,9 @@ if (($# != 1)); then
 	echo "usage: $0 DIRECTORY" >&2
 	exit 2
 fi
+mirror=$("${BASH_SOURCE[0]%/*}/../../scripts/debian-mirror")
 mkdir -p "$1"
 cd "$1"
-
-# Use the mirror configured on this machine.
-mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
-	sed -nE '/security/d; s/^(URIs:|deb( \[[^]]*\])?) *(https?:[^ ]*debian)\/?( .*)?$/\3/p; T; q' || true)
 
 # Runs apt for the processor, as the current user.
 apt() {
@@ -38,7 +35,7 @@ for line in "${processors[@]}"; do
 	unpack=$(mktemp -d "$PWD/unpack.XXXXXX")
 	trap 'rm -rf "$unpack"' EXIT
 	mkdir -p "$unpack/lists/partial" "$unpack/cache/archives/partial" "$unpack/root" "$unpack/machine"
-	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian} trixie main" >"$unpack/sources.list"
+	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie main" >"$unpack/sources.list"
 	apt get update
 	image=$(apt cache depends "$package" | awk '$1 == "Depends:" { print $2; exit }')
 	(

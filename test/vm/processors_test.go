@@ -29,7 +29,7 @@ var (
 var processors = []processor{
 	{"arm64", "rpm2cpio $PACKAGES/shaperd-2.0.0-1.aarch64.rpm | cpio -id --no-absolute-filenames '*usr/bin/shaperd'", []string{"qemu-system-aarch64", "-machine", "virt", "-cpu", "max,pauth-impdef=on", "-smp", "2"}, "ttyAMA0", []suite{portable, parity}},
 	// With two processors its kernel does not boot in one thread of the host.
-	{"armv7", "tar -xzOf $PACKAGES/shaperd_2.0.0-1_armhf.ipk ./data.tar.gz | tar -xz ./usr/bin/shaperd", []string{"qemu-system-arm", "-machine", "virt,highmem=off", "-cpu", "cortex-a15", "-smp", "1"}, "ttyAMA0", []suite{portable}},
+	{"armv7", "tar -xzOf $PACKAGES/shaperd_2.0.0-1_armv7.ipk ./data.tar.gz | tar -xz ./usr/bin/shaperd", []string{"qemu-system-arm", "-machine", "virt,highmem=off", "-cpu", "cortex-a15", "-smp", "1"}, "ttyAMA0", []suite{portable}},
 	{"riscv64", "tar -xz --warning=no-unknown-keyword -f $PACKAGES/shaperd_2.0.0-r1_riscv64.apk usr/bin/shaperd", []string{"qemu-system-riscv64", "-machine", "virt", "-smp", "2"}, "ttyS0", []suite{portable}},
 }
 

@@ -36,7 +36,7 @@ func demonstrate(ctx context.Context, out io.Writer, args []string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%d clients ask one question after the other, each on a new connection.\n", clients)
+	fmt.Fprintf(out, "%d clients send one request after the other, each on a new connection.\n", clients)
 	var failed error
 	for i := range servers {
 		if *only == "" || *only == servers[i].name {

@@ -26,7 +26,7 @@ func demonstrate(ctx context.Context, out io.Writer, args []string) error {
 		return err
 	}
 	fmt.Fprintf(out, "A server that fails after %v, is back %v later, and cold for another %v.\n"+
-		"%d clients ask one question after the other, each on a new connection, and again %v after a failure.\n\n",
+		"%d clients send one request after the other, each on a new connection, and again %v after a failure.\n\n",
 		failsAfter, restartTime, coldTime, clients, retryAfter)
 	var list []*outcome
 	for i := range programs {

@@ -38,16 +38,27 @@ func testReboot(t *testing.T) {
 	}
 }
 
-// testUpgrade keeps a connection while the old daemon drains, and connects meanwhile.
 func testUpgrade(t *testing.T) {
+	upgrade(t, exec.Command("dpkg", "-i", "/mnt/guest/new.deb"))
+	if text, err := os.ReadFile(configFile); err != nil || string(text) != transparentConfig {
+		t.Errorf("the configuration changed: %v\n%s", err, text)
+	}
+	if out := run(t, "shaperd", "blocks"); !strings.Contains(out, "192.0.2.0/24") {
+		t.Errorf("the block is missing:\n%s", out)
+	}
+}
+
+// upgrade runs a command that upgrades the package. A connection is kept while the old daemon drains, and another one
+// begins meanwhile.
+func upgrade(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
 	old, pid := run(t, "shaperd", "version"), property(t, "MainPID")
 	established := dial(t, "tcp", "127.0.0.1:80")
 	exchange(t, established)
 
-	upgrade := exec.Command("dpkg", "-i", "/mnt/guest/new.deb")
 	var out testutil.Buffer
-	upgrade.Stdout, upgrade.Stderr = &out, &out
-	if err := upgrade.Start(); err != nil {
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	for property(t, "ActiveState") == "active" {
@@ -59,7 +70,7 @@ func testUpgrade(t *testing.T) {
 	waiting := dial(t, "tcp", "127.0.0.1:80")
 	established.Close()
 	exchange(t, waiting)
-	if err := upgrade.Wait(); err != nil {
+	if err := cmd.Wait(); err != nil {
 		t.Fatalf("%v\n%s", err, &out)
 	}
 	if now := run(t, "shaperd", "version"); now == old {
@@ -71,12 +82,6 @@ func testUpgrade(t *testing.T) {
 	expect(t, "ActiveState", "active")
 	exchange(t, waiting)
 	traffic(t)
-	if text, err := os.ReadFile(configFile); err != nil || string(text) != transparentConfig {
-		t.Errorf("the configuration changed: %v\n%s", err, text)
-	}
-	if out := run(t, "shaperd", "blocks"); !strings.Contains(out, "192.0.2.0/24") {
-		t.Errorf("the block is missing:\n%s", out)
-	}
 }
 
 // testRemove checks that a removal leaves the configuration, and nothing in the kernel.
