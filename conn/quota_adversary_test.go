@@ -248,7 +248,8 @@ func TestQuota_ResetDuringWrite(t *testing.T) {
 	}
 	r.proxy.ResetQuota(0, r.shaper.Policy().KeyOf(0, netip.Addr{}))
 	file.hold.Unlock()
-	testutil.WaitFor(t, "the reset to be in the file", func() bool { return file.claimed("day") <= 10_000 })
+	// The first claim, and the next if a unit that finds nothing to read took the first.
+	testutil.WaitFor(t, "the reset to be in the file", func() bool { return file.claimed("day") <= 20_000 })
 }
 
 // A reset begins the present period, wherever the clock once was.

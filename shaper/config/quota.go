@@ -18,8 +18,8 @@ var quotaKeys = keys{
 			"payload, `packets` (datagrams, if the limit matches UDP only), or `connections`, as in " +
 			"`\"5000connections/day\"`. A time zone may follow, as in `\"100GB/month Europe/Berlin\"`; the default is the " +
 			"time zone of the host. The used amount survives restarts and crashes in a file next to the file of `--state`, " +
-			"which is required. A crash costs up to 1/256 of the quota, or one unit. The first 50,000 key values of a limit " +
-			"are counted separately, later ones together. Cannot be combined with `shared = true`. See " +
+			"which is required. A crash costs up to 1/256 of the quota, or one unit, and what was on its way. The first " +
+			"50,000 key values of a limit are counted separately, later ones together. Cannot be combined with `shared = true`. See " +
 			"[quotas](sources.md#quotas).",
 	},
 	{
