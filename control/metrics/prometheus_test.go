@@ -24,6 +24,7 @@ import (
 const (
 	alertsFile     = "../../configs/alerts.yml"
 	alertTestsFile = "../../configs/alerts_test.yml"
+	weekTestFile   = "../../configs/alerts_week_test.yml"
 	dashboardFile  = "../../configs/grafana-dashboard.json"
 	prometheusFile = "../../configs/prometheus.yml"
 	podsFile       = "../../configs/kubernetes/prometheus-pods.yml"
@@ -94,7 +95,7 @@ func readText(t *testing.T, path string) string {
 func TestPromtool(t *testing.T) {
 	promtool(t, scraped(t), "check", "metrics")
 	promtool(t, "", "check", "rules", alertsFile)
-	promtool(t, "", "test", "rules", alertTestsFile)
+	promtool(t, "", "test", "rules", alertTestsFile, weekTestFile)
 	promtool(t, "", "check", "config", prometheusFile)
 	promtool(t, "", "check", "config", withPods(t))
 }
@@ -174,7 +175,7 @@ func TestDashboardAndAlerts_UseExportedMetrics(t *testing.T) {
 
 // Each alert has a severity and a description, and is tested both quiet and firing.
 func TestAlerts(t *testing.T) {
-	tests := readText(t, alertTestsFile)
+	tests := readText(t, alertTestsFile) + readText(t, weekTestFile)
 	alerts := strings.Split(readText(t, alertsFile), "- alert: ")[1:]
 	for _, alert := range alerts {
 		name, _, _ := strings.Cut(alert, "\n")
@@ -186,7 +187,7 @@ func TestAlerts(t *testing.T) {
 		quiet := fmt.Sprintf("alertname: %s\n        exp_alerts: []\n", name)
 		fires := fmt.Sprintf("alertname: %s\n        exp_alerts:\n", name)
 		if !strings.Contains(tests, quiet) || !strings.Contains(tests, fires) {
-			t.Errorf("%s is not tested both quiet and firing in %s", name, alertTestsFile)
+			t.Errorf("%s is not tested both quiet and firing", name)
 		}
 	}
 	if len(alerts) < 15 {
