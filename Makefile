@@ -17,6 +17,10 @@ valkey := $(CURDIR)/build/valkey
 vm := $(CURDIR)/build/vm
 # Tests that take long, in test-slow.
 slow := ^(TestGroup_.*|TestInstances|TestShed_Class)$$
+# Packages without goroutines, and tests in one.
+sequential := cluster cluster/internal/world conn/adaptive conn/internal/fairq conn/penalty control/metrics control/web internal/convert \
+	internal/plan internal/quotafile packaging/oci shaper/asn shaper/config shaper/segments systemd
+simulations := ^Test(Admission_AgainstModel|Adapt_KeyTakenAway|Assign|Crossing|Lending|Parity|Priority|Reserve|SchedulerChurn|Shares|Tickets)|Large$$
 packages = $(shell $(GO) list ./... | grep -v '/test/')
 
 .PHONY: all
@@ -114,10 +118,12 @@ test-packages: deps build vm-debian vm-processors roots
 .PHONY: test-long
 test-long: race long fuzz-escape benchmarks-once
 
-# conn/adaptive starts no goroutines, and simulates for minutes.
+# What several goroutines run: without sequential, simulations, comparisons with a model, and large inputs, which the
+# detector slows down up to twentyfold. Of bpf, the kernel does most.
 .PHONY: race
 race: build asn valkey
-	CGO_ENABLED=1 SHAPERD_ASN_DATA='$(asn)' $(GO) test -race -shuffle=on -timeout 15m $(filter-out %/conn/adaptive,$(packages))
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on -p 3 -timeout 15m -skip '$(simulations)' $(filter-out $(addprefix %/,bpf $(sequential)),$(packages))
+	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 15m -run 'Concurrent|Plane|Sampler|Capture|QueueSetup|LockPins' ./bpf
 
 .PHONY: long
 long: build race
@@ -246,9 +252,9 @@ format: deps
 		printf 'run "go tool gofumpt -w ." for these:\n%s\n' "$$files" >&2; exit 1; fi
 	@clang-format-14 --dry-run --Werror bpf/src/*.[ch]
 
+# The tag adds the tests for other kernels, and leaves nothing out.
 .PHONY: vet
 vet:
-	$(GO) vet ./...
 	$(GO) vet -tags vmguest ./...
 	cd tools/termsvg && $(GO) vet ./...
 
@@ -257,7 +263,6 @@ golangci := $(GO) tool -modfile='$(CURDIR)/tools/go.mod' golangci-lint run
 
 .PHONY: golangci
 golangci:
-	$(golangci) ./...
 	$(golangci) --build-tags vmguest ./...
 	cd tools/termsvg && $(golangci) ./...
 
