@@ -68,7 +68,10 @@ func (o *Options) lockState() (unlock func(), err error) {
 		f.Close()
 		return nil, fmt.Errorf("--state %s: another daemon uses this file: each needs its own", o.State)
 	}
-	return func() { f.Close() }, nil
+	return func() {
+		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // a process that is being forked has the file, too
+		f.Close()
+	}, nil
 }
 
 // saveState saves the backlog of buckets. A daemon that never was ready leaves the file of an
