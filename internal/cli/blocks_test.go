@@ -143,13 +143,18 @@ func TestBlock_File(t *testing.T) {
 		t.Error(err)
 	}
 	s.must("blocks", "192.0.2.7/32")
+}
 
-	// As many as can be, at once.
+// TestBlock_FileLarge blocks as many prefixes as can be, at once.
+func TestBlock_FileLarge(t *testing.T) {
+	config := writeConfig(t, "", configText(testutil.FreeAddr(t, "tcp"), "", "127.0.0.1:9", "1MB/s"))
+	s := startControlled(t, config, "--state", filepath.Join(filepath.Dir(config), "state"))
+	s.must("block 192.0.2.7")
 	var many strings.Builder
 	for i := range 100_000 {
 		fmt.Fprintf(&many, "10.%d.%d.%d\n", i>>16, i>>8&255, i&255)
 	}
-	full := list(many.String())
+	full := writeConfig(t, filepath.Join(t.TempDir(), "list.txt"), many.String())
 	s.mustFail("block --file "+full, "100001 prefixes would be blocked, of at most 100000")
 	s.must("unblock 192.0.2.7")
 	begin := time.Now()
