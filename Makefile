@@ -59,7 +59,7 @@ vm-kernels: deps
 
 .PHONY: unit
 unit: build asn valkey
-	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -p 3 -timeout 10m $(filter-out %/conn/adaptive,$(packages))
+	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -p 3 -timeout 20m $(filter-out %/conn/adaptive,$(packages))
 	cd tools/termsvg && $(GO) test -shuffle=on -timeout 2m ./...
 
 # Tests of the built binary. They measure time and therefore run alone.
@@ -114,7 +114,7 @@ test-packages: deps build vm-debian vm-processors roots
 	$(GO) test -count=1 -timeout 10m ./test/roots
 	$(GO) test -count=1 -timeout 30m -run '^(TestPackages|TestProcessors)$$' ./test/vm
 
-# Long tests: everything under the race detector, the tests called TestLong, every benchmark once.
+# Long tests: the race detector, the tests called TestLong, random packets, every benchmark once.
 .PHONY: test-long
 test-long: race long fuzz-escape benchmarks-once
 

@@ -13,6 +13,8 @@
 // vmguest is built for the guests only. A guest has everything that its tests need, so a
 // test that is skipped there counts as failed.
 //
+// Emulation is slow: each kernel runs a part of the tests, or all with -vm.all.
+//
 // "make vm-kernels" downloads the kernels to build/vm. To run some tests in one kernel:
 //
 //	go test ./test/vm -run TestKernels/6.12 -v -vm.run TestIFB

@@ -16,7 +16,8 @@ import (
 
 var (
 	runFlag     = flag.String("vm.run", "", "run only the tests inside the guests that match `regexp`, as in -test.run")
-	timeoutFlag = flag.Duration("vm.timeout", 8*time.Minute, "end a guest that runs for longer than `d`")
+	allFlag     = flag.Bool("vm.all", false, "run all tests in each kernel")
+	timeoutFlag = flag.Duration("vm.timeout", 12*time.Minute, "end a guest that runs for longer than `d`")
 )
 
 // suites returns the packages whose tests run in a kernel. Tests that depend on the age of
@@ -35,6 +36,24 @@ func suites(kernel string) []suite {
 	}
 }
 
+// part returns what runs in a kernel without -vm.all: the tests of the packet plane that depend on the kernel in the oldest one, and the
+// others in the newer ones, which verify its programs too. They take about as long.
+func part(kernel string, all []suite) (list []suite) {
+	for _, s := range all {
+		oldest := kernel == kernels[0]
+		switch {
+		case s.pkg == "bpf" && oldest:
+			s.run = "TestVM|TestVerifierBudget|TestCapabilities|TestRST"
+		case s.pkg == "bpf":
+			s.run = "TestParity|TestEscape|TestVerifierBudget"
+		case oldest:
+			continue
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
 // kernels are the series that fetch.sh downloads, oldest first.
 var kernels = []string{"6.1", "6.12"}
 
@@ -48,6 +67,9 @@ func TestKernels(t *testing.T) {
 	t.Logf("compiled the tests in %.1f s", time.Since(began).Seconds())
 	for _, kernel := range kernels {
 		list := suites(kernel)
+		if *runFlag == "" && !*allFlag {
+			list = part(kernel, list)
+		}
 		if *runFlag != "" {
 			for i := range list {
 				list[i].run = *runFlag
