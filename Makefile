@@ -17,6 +17,7 @@ valkey := $(CURDIR)/build/valkey
 vm := $(CURDIR)/build/vm
 # Tests that take long, in test-slow.
 slow := ^(TestGroup_.*|TestInstances|TestShed_Class)$$
+slow_bpf := ^(TestCap_Dial|TestProxied_NotCounted)$$
 # Packages without goroutines, and tests in one.
 sequential := cluster cluster/internal/world conn/adaptive conn/internal/fairq conn/penalty control/metrics control/web internal/convert \
 	internal/plan internal/quotafile packaging/oci shaper/asn shaper/config shaper/segments systemd
@@ -59,7 +60,7 @@ vm-kernels: deps
 
 .PHONY: unit
 unit: build asn valkey
-	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -p 3 -timeout 20m $(filter-out %/conn/adaptive,$(packages))
+	SHAPERD_ASN_DATA='$(asn)' $(GO) test -shuffle=on -p 3 -timeout 20m -skip '$(slow_bpf)' $(filter-out %/conn/adaptive,$(packages))
 	cd tools/termsvg && $(GO) test -shuffle=on -timeout 2m ./...
 
 # Tests of the built binary. They measure time and therefore run alone.
@@ -70,6 +71,7 @@ outside: deps build unit
 .PHONY: test-slow
 test-slow: deps build valkey
 	$(GO) test -count=1 -shuffle=on -timeout 15m -run '$(slow)' ./test/netns
+	$(GO) test -shuffle=on -timeout 15m -run '$(slow_bpf)' ./bpf
 	$(GO) test -shuffle=on -timeout 15m ./conn/adaptive
 
 # The examples for other products, with these.
