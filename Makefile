@@ -85,10 +85,12 @@ test-examples: deps build
 test-from: deps build peers
 	$(GO) test -count=1 -shuffle=on -timeout 5m ./test/from
 
-# Tests inside other kernels, emulated.
+# Tests inside other kernels, emulated. VMFLAGS=-vm.all runs all in each.
+VMFLAGS ?=
+
 .PHONY: test-kernels
 test-kernels: deps build vm-kernels
-	$(GO) test -count=1 -timeout 20m -run '^TestKernels' ./test/vm
+	$(GO) test -count=1 -timeout 30m -run '^TestKernels' ./test/vm $(VMFLAGS)
 
 # The Debian releases that tests boot, installed once. Needs root.
 .PHONY: vm-debian
