@@ -120,17 +120,22 @@ test-packages: deps build vm-debian vm-processors roots
 
 # Long tests: the race detector, the tests called TestLong, random packets, every benchmark once.
 .PHONY: test-long
-test-long: race long fuzz-escape benchmarks-once
+test-long: race-all long fuzz-escape benchmarks-once
 
 # What several goroutines run: without sequential, simulations, comparisons with a model, and large inputs, which the
 # detector slows down up to twentyfold. Of bpf, the kernel does most.
 .PHONY: race
-race: build asn valkey
+race: build valkey
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -p 3 -timeout 15m -skip '$(simulations)' $(filter-out $(addprefix %/,bpf $(sequential)),$(packages))
 	CGO_ENABLED=1 $(GO) test -race -shuffle=on -timeout 15m -run 'Concurrent|Plane|Sampler|Capture|QueueSetup|LockPins' ./bpf
 
+# The rest as well: twenty minutes on two cores.
+.PHONY: race-all
+race-all: build asn valkey
+	CGO_ENABLED=1 SHAPERD_ASN_DATA='$(asn)' $(GO) test -race -shuffle=on -timeout 60m -skip 'Large$$' $(filter-out %/conn/adaptive,$(packages))
+
 .PHONY: long
-long: build race
+long: build race-all
 	$(GO) test -count=1 -p 1 -timeout 15m -run '^TestLong' ./test/...
 	$(GO) test -count=1 -timeout 15m -run '^(TestParity|TestShares_Parity)$$' ./bpf -policies 200
 
@@ -161,7 +166,7 @@ fuzz-escape:
 	$(GO) test -count=1 -timeout 3h -run '^TestEscape$$' -v ./bpf -escape.time='$(ESCAPETIME)'
 
 .PHONY: benchmarks-once
-benchmarks-once: asn valkey race long
+benchmarks-once: asn valkey race-all long
 	SHAPERD_ASN_DATA='$(asn)' $(GO) test -run '^$$' -bench . -benchtime 1x -p 1 -timeout 10m $(packages)
 
 # Tests every package RUNS times while all cores are busy.
