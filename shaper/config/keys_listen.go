@@ -129,7 +129,7 @@ var listenKeys = keys{
 			b := &l.Breaker
 			return fmt.Sprintf("opens after %d failures in a row (%s), for %s; then %d may try", b.After, strings.Join(failureNames(b.Of), ", "), FormatDuration(b.For), b.Probe)
 		}),
-		doc: "Circuit breaker of each downstream, including a single one. After a number of consecutive failures a " +
+		doc: "Circuit breaker of each downstream, including a single one. After several consecutive failures a " +
 			"downstream gets no connections for some time; then up to `probe` connections may try. When one of them " +
 			"succeeds, the others are admitted at the `ramp`, unless another downstream could be reached. While all " +
 			"downstreams are shut off, new connections are refused at once, or wait with `on_down = \"hold\"`. Errors of " +
