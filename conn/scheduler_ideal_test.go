@@ -80,7 +80,10 @@ func (d *ideal) activate(server string) {
 
 func (d *ideal) deactivate(server string) { delete(d.waiting, server) }
 
-// serve records that id received n.
+// tagError is what tags hide of the service of two nodes, for their weights, in bytes: a tag is a whole number, and leaves out less than 1.
+const tagError = 2 / float64(byteWeight)
+
+// serve records that server received n.
 func (d *ideal) serve(server string, n float64) {
 	d.unit = max(d.unit, n)
 	weights := 0.0
@@ -90,7 +93,7 @@ func (d *ideal) serve(server string, n float64) {
 	w := d.weight(server)
 	for name, g := range d.waiting {
 		v := d.weight(name)
-		bound := (1+d.lag(name))*d.unit + 1e-3
+		bound := (1+d.lag(name))*d.unit + v*tagError
 		g.deficit += n * v / weights
 		if name == server {
 			g.deficit -= n
@@ -108,13 +111,13 @@ func (d *ideal) serve(server string, n float64) {
 		}
 		ahead := d.served[server]/w - d.served[name]/v
 		lead[0] = min(lead[0], ahead)
-		first := (1+d.lag(server))*d.unit/w + 1e-3
+		first := (1+d.lag(server))*d.unit/w + tagError
 		if ahead += n / w; ahead-lead[0] > first {
 			d.fatalf("%s got %.2f units for its weight more than %s, which was backlogged, want at most %.2f", server, (ahead-lead[0])/d.unit, name, first/d.unit)
 		}
 		if g.served {
 			lead[1] = min(lead[1], ahead-n/w)
-			if most := (1/w + 1/v) * d.unit; ahead-lead[1] > most+1e-3 {
+			if most := (1/w+1/v)*d.unit + tagError; ahead-lead[1] > most {
 				d.fatalf("%s got %.3f units for its weight more than %s, which was backlogged and had been served, want at most %.3f", server, (ahead-lead[1])/d.unit, name, most/d.unit)
 			}
 		}
