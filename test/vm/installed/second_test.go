@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,6 +20,7 @@ func TestSecond(t *testing.T) {
 		t,
 		step{"reboot", testReboot},
 		step{"upgrade", testUpgrade},
+		step{"remove in a chroot", testRemoveInChroot},
 		step{"remove", testRemove},
 		step{"install again", func(t *testing.T) {
 			install(t, "new.deb")
@@ -81,6 +83,24 @@ func upgrade(t *testing.T, cmd *exec.Cmd) {
 	}
 	expect(t, "ActiveState", "active")
 	exchange(t, waiting)
+	traffic(t)
+}
+
+// testRemoveInChroot checks that the script of a removal in a chroot leaves what a stopped service left in the kernel.
+func testRemoveInChroot(t *testing.T) {
+	root := t.TempDir()
+	for _, dir := range []string{"/", "/proc", "/sys", "/sys/fs/bpf"} {
+		run(t, "mount", "--bind", dir, root+dir)
+		defer run(t, "umount", root+dir)
+	}
+	run(t, "systemctl", "stop", "shaperd")
+	before := []string{run(t, "find", "/sys/fs/bpf/shaperd"), run(t, "nft", "list", "ruleset"), run(t, "ip", "rule")}
+	run(t, "chroot", root, "/var/lib/dpkg/info/shaperd.prerm", "remove")
+	after := []string{try("find", "/sys/fs/bpf/shaperd"), run(t, "nft", "list", "ruleset"), run(t, "ip", "rule")}
+	if !strings.Contains(before[0], "\n") || before[1] == "" || !slices.Equal(before, after) {
+		t.Errorf("before\n%s\nafter\n%s", strings.Join(before, "\n"), strings.Join(after, "\n"))
+	}
+	run(t, "systemctl", "start", "shaperd")
 	traffic(t)
 }
 
