@@ -16,7 +16,7 @@ asn := $(CURDIR)/build/asn
 valkey := $(CURDIR)/build/valkey
 vm := $(CURDIR)/build/vm
 # Tests that take long, in test-slow.
-slow := ^(TestGroup_.*|TestInstances|TestShed_Class)$$
+slow := ^(TestGroup_.*|TestInstances|TestShed_Class|TestAttach_OpensAfterKill|TestAttach_KeptAfterKill|TestAttachReload|TestClasses_Weights|TestEdgeCases|TestUDP_RateOnBusyHost|TestWakeUps)$$
 slow_bpf := ^(TestCap_Dial|TestProxied_NotCounted)$$
 # Packages without goroutines, and tests in one.
 sequential := cluster cluster/internal/world conn/adaptive conn/internal/fairq conn/penalty control/metrics control/web internal/convert \
