@@ -86,8 +86,9 @@
 // had none, it is at least V - H(n)/w at the time when g became backlogged, with tag V, or with a
 // later tag, which makes it the previous case: 3.
 //
-// A tag is a whole number, of quarters of a byte for the node's weight. What a division leaves over is kept for the next unit, and so does not add up;
-// but two tags can be equal without it, so 2 and 3 hold but for half a byte, and 1 but for half a byte times w.
+// A tag is a whole number, of quarters of a byte for the node's weight. What a division leaves over is kept for the next unit, so it does not add up,
+// except that a class of 4 and 5 loses it when a source leaves that lags. But two tags can be equal without it, so 2 and 3 hold but for half a byte,
+// and 1 but for half a byte times w.
 //
 // When a reload changes the weight of a node, its tag is moved so that what it was ahead of V or behind, times its
 // weight, stays: the bounds hold for each interval between reloads. A source that gets another class is a new node, and gains the

@@ -80,7 +80,7 @@ func (d *ideal) activate(server string) {
 
 func (d *ideal) deactivate(server string) { delete(d.waiting, server) }
 
-// tagError is what tags hide of the service of two nodes, for their weights, in bytes: a tag is a whole number, and leaves out less than 1.
+// tagError is by how much the tags of two nodes together differ from their service, in bytes for the weight: each leaves out less than 1.
 const tagError = 2 / float64(byteWeight)
 
 // serve records that server received n.
