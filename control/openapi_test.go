@@ -300,7 +300,7 @@ func (s *schemas) of(t reflect.Type) object {
 // comments returns the comments of the types of package api.
 func comments(t *testing.T) map[string]string {
 	var decls []ast.Decl
-	for _, path := range []string{"../api/types.go", "../api/limit.go", "../api/requests.go", "../api/shared.go"} {
+	for _, path := range []string{"../api/types.go", "../api/explanation.go", "../api/limit.go", "../api/requests.go", "../api/shared.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
