@@ -166,11 +166,14 @@ func TestDrain_SendsQueuedDatagrams(t *testing.T) {
 		c.Write(make([]byte, 100))
 	}
 	state := r.shaper.Policy().State(0)
-	testutil.WaitFor(t, "the first datagram", func() bool { return r.shaper.Listener("l").ToDownstream.Load() > 0 })
+	sent := func() int {
+		return int(state.Packets[shaper.Delay][shaper.ByRate].Load() + state.Packets[shaper.Pass][shaper.None].Load())
+	}
+	testutil.WaitFor(t, "20 datagrams", func() bool { return sent()+queuedDatagrams(r.proxy) == 20 })
 	if left := r.proxy.Shutdown(t.Context()); left != 0 {
 		t.Errorf("%d connections remain, want none", left)
 	}
-	if n := state.Packets[shaper.Delay][shaper.ByRate].Load() + state.Packets[shaper.Pass][shaper.None].Load(); n != 20 {
+	if n := sent(); n != 20 {
 		t.Errorf("%d of 20 datagrams were sent", n)
 	}
 	c.Write(make([]byte, 100))
